@@ -8,7 +8,7 @@ from runahead.runtime.kernels.layers import Activation, ExpertActivation
 
 
 def is_gelu(activation: Activation) -> bool:
-    """Whether a dense feed-forward's gate is GELU (tanh formula) instead of SiLU."""
+    """Return whether a dense feed-forward's gate is GELU (tanh formula) instead of SiLU."""
     match activation:
         case "silu":
             return False
@@ -18,7 +18,7 @@ def is_gelu(activation: Activation) -> bool:
 
 
 def has_gate(activation: ExpertActivation) -> bool:
-    """Whether an expert's first product has a SiLU gate, instead of a squared ReLU without a gate."""
+    """Return whether an expert's first product has a SiLU gate, instead of a squared ReLU without a gate."""
     match activation:
         case "silu":
             return True

@@ -43,5 +43,5 @@ class Choice:
 
     @property
     def by_score(self) -> bool:
-        """Whether the highest scores choose, whatever their values are."""
+        """Return whether the highest scores choose, whatever their values are."""
         return self.scoring == "softmax" and self.correction is None and not self.limits_groups

@@ -1,4 +1,4 @@
-"""What layers consist of, counted: their products, how many of them are alike, and what of their experts is idle."""
+"""Count the products of layers, equal ones among them, and idle experts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from runahead.runtime.kernels.quantized_weight import Kind, form_of
 
 
 def products_of(part: Layer | Mixer | FeedForward | SharedExpert | Fuse) -> list[Linear]:
-    """Every product of a layer or of a part of one, in the order of its fields; those of experts one by one."""
+    """Return every product of a layer or of a part of one, in the order of its fields, and of each expert."""
     found: list[Linear] = []
     for field in fields(part):
         held = getattr(part, field.name)
@@ -39,8 +39,7 @@ def kinds_that_stay(layers: Sequence[Layer], device: str) -> frozenset[Kind]:
 
 
 def layers_to_meet(layers: Sequence[Layer]) -> int:
-    """How many of the first layers have between them every kind of layer there is, and every size of its products, in
-    every form of their matrices."""
+    """Return how many of the first layers contain every kind of layer, with all product sizes and matrix forms."""
     kinds = [
         (
             type(layer.mixer),

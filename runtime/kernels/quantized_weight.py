@@ -138,7 +138,7 @@ class QuantizedWeight:
         return found
 
     def _numbers(self, rows: slice, depth: int) -> torch.Tensor:
-        """As they are stored, float32 [rows, in]."""
+        """Return the stored numbers, float32 [rows, in]."""
         stored = self.numbers[rows]
         if self.kind == "fp8":
             return stored.view(torch.float8_e4m3fn).float()
@@ -148,7 +148,7 @@ class QuantizedWeight:
         return torch.cat((pairs & 15, pairs >> 4), 2).view(len(stored), depth).float()
 
     def _spread(self, of_groups: torch.Tensor, rows: slice) -> torch.Tensor:
-        """What groups have, for each column, float32 [rows, in], or [rows, 1] where there is one group."""
+        """Repeat values of groups for each column, float32 [rows, in]; [rows, 1] with one group."""
         found = of_groups[:, rows].t().float()
         return found if self.is_per_channel else found.repeat_interleave(self.group, 1)[:, : self.shape[1]]
 
@@ -201,7 +201,7 @@ class ExpertFp8:
 
 
 def form_of(weight: QuantizedWeight | Fp8Weight | ExpertFp8 | None) -> tuple[object, ...]:
-    """What kernels are compiled and chosen for, beside a matrix's shape."""
+    """Return what kernels are compiled and chosen for, in addition to a matrix's shape."""
     if isinstance(weight, ExpertFp8):
         return "fp8", weight.scale_rows, weight.group
     if isinstance(weight, Fp8Weight):
@@ -266,9 +266,9 @@ def quantized_to_int4(weight: torch.Tensor) -> QuantizedWeight:
 def stays_quantized(
     kind: Kind, shape: tuple[int, int], group: int, scales: torch.dtype, dtype: torch.dtype, device: str
 ) -> bool:
-    """Whether kernels of the device take a matrix of this kind as it is; others are dequantized while they are loaded.
-    shape: outputs and columns. group: columns that share a scale; of FP8 on a GPU 128 rows do too, if it is not all
-    columns. scales: their dtype. dtype: that is served. device: the type of it."""
+    """Return whether kernels of the device take a matrix of this kind as it is; others are dequantized while they are
+    loaded. shape: outputs and columns. group: columns that share a scale; of FP8 on a GPU 128 rows do too, if it is not
+    all columns. scales: their dtype. dtype: that is served. device: the type of it."""
     outputs, depth = shape
     if device == "cpu":
         return kind != "int4" or half_of(depth) > 0
@@ -281,8 +281,8 @@ def stays_quantized(
 
 
 def experts_stay(depth: int, group: int, dtype: torch.dtype, device: str) -> bool:
-    """Whether kernels of the device take FP8 matrices of experts as they are. depth: columns, of which `group` have one
-    scale. dtype: that is served. device: the type of it."""
+    """Return whether kernels of the device take FP8 matrices of experts as they are. depth: columns, of which `group`
+    have one scale. dtype: that is served. device: the type of it."""
     fits = depth % FP8_COLUMNS == 0 and (group >= depth or group % FP8_COLUMNS == 0)
     return device != "cpu" and dtype == torch.bfloat16 and fits and _knows_fp8()
 

@@ -59,7 +59,7 @@ from runahead.runtime.kernels.reference.ops import (
 )
 from runahead.runtime.kernels.reference.recurrence import RecurrentBuffers, RowTokens, row_tokens_of
 
-# buffers of forwards up to this length are kept, one set for each length: those of decode steps
+# buffers of forwards up to this length, such as decode steps, are kept: one set for each length
 _KEPT_TOKENS: Final = 64
 _NOBODY: Final = np.zeros(0, np.intp)
 _Kind = TypeVar("_Kind")
@@ -67,7 +67,7 @@ _Kind = TypeVar("_Kind")
 
 @dataclass(frozen=True, slots=True)
 class _Workspace:
-    """The buffers of a number of tokens: those of every layer, and by number those of each kind of layer."""
+    """Buffers for a number of tokens, of all layers and of each kind of layer."""
 
     buffers: Buffers
     attention: tuple[AttentionBuffers, ...]

@@ -83,7 +83,7 @@ class RowTokens:
     own: NDArray[np.intp]  # [q] their places among the n
     replayed: NDArray[np.intp]  # [p] places among the n
     replayed_from: tuple[NDArray[np.intp], NDArray[np.intp]]  # [p], [p] state slots, and places in their runs
-    drafts: NDArray[np.intp]  # [d] those of the q whose states are not written: the next forward may replay them
+    drafts: NDArray[np.intp]  # [d] query tokens whose states are not written: the next forward may replay them
     drafts_to: tuple[NDArray[np.intp], NDArray[np.intp]]  # [d], [d] as replayed_from
     writes: Writes
 

@@ -181,7 +181,7 @@ def are_drawn(state: RowState, slots: I64) -> NDArray[np.bool_]:
 
 
 def scores_drawn(logits: F32, high: F32, state: RowState, slots: I64) -> F32:
-    """What noise is added to: the distance to the highest logit over the row's temperature. [r, vocab], [r], [r]"""
+    """Return scores before noise: the distance to the highest logit over the row's temperature. [r, vocab], [r], [r]"""
     scores: F32 = (logits - high[:, None]) / state.temperature.numpy()[slots][:, None]
     return scores
 

@@ -38,7 +38,7 @@ class Sizes(NamedTuple):
 @gluon.jit
 def _copy_tile(descriptor, ring, ready, stage, column, rows, SIZES: gl.constexpr):
     """Issue the copies of one tile of keys or values: one for each PIECE tokens of a block and half of a head. Shared
-    memory has all lines of the first half, then those of the second, as the matrix units expect.
+    memory has all lines of the first half, then all of the second, as the matrix units expect.
     """
     HALVES: gl.constexpr = SIZES.DIM // _HALF
     PIECES: gl.constexpr = SIZES.KEYS // SIZES.PIECE

@@ -2,7 +2,7 @@
 and values block by block, and two consumer groups compute 64 lines of the tile each. A consumer group computes the next
 scores on the matrix units during the softmax of the last ones, beside the other group's products.
 
-Items, lines and KV tiles are those of `prefill_attention`. Source: FlashAttention-3 (Shah et al., 2024),
+Items, lines and KV tiles are the same as in `prefill_attention`. Source: FlashAttention-3 (Shah et al., 2024),
 forward: producer and consumers, and scores one tile ahead. Written in Gluon, Triton's language for explicit warps and
 layouts.
 """

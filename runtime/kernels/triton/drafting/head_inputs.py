@@ -1,7 +1,7 @@
 """The inputs of a draft head on a GPU: each token's embedding beside the hidden state of the previous position.
 
-F writes hidden states into the rows' blocks and reads those of earlier launches there; a previous position in the same
-launch is read from the batch, so that programs need not synchronize.
+F writes hidden states into the rows' blocks, where it reads earlier launches' states. A previous position in the same
+launch is read from the batch, so programs need not synchronize.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False

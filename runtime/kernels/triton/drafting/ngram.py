@@ -26,7 +26,7 @@ _NO_DRAFT = tl.constexpr(NO_DRAFT)
 
 @triton.jit
 def _prompt_lookup(own, length, room, n, CONTEXT: tl.constexpr, TILE: tl.constexpr):
-    """Whether there are drafts number `n`, up to `room`, and these tokens. own: the row's history."""
+    """Return whether there are drafts number `n`, up to `room`, and these tokens. own: the row's history."""
     last = length - 1
     best = tl.zeros([TILE], tl.int32)
     for first in range(0, tl.where(room > 0, last, 0), TILE):

@@ -1,4 +1,4 @@
-"""What every decode launch of a model uses, made once and kept."""
+"""Buffers of a model's decode launches, allocated once and kept."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _MOST_TILES: Final = 1024  # of a product whose parts are spread over programs
 
 @dataclass(slots=True)
 class DecodeBuffers:
-    """What every decode launch of one model uses, made when one first needs it and kept: graphs hold its addresses. So
-    a launch of every bucket runs before one is captured."""
+    """Buffers of one model's decode launches, allocated at first use and kept, because graphs hold their addresses. So
+    a launch of every bucket runs before the first capture."""
 
     attentions: list[tuple[AttentionShape, int]] = field(default_factory=list)  # shapes and windows that there are
     _windows: dict[bool, torch.Tensor] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class DecodeBuffers:
         return max((shape.heads // shape.kv_heads for shape, _ in self.attentions), default=1)
 
     def plan(self, batch: ForwardBatch, dtype: torch.dtype) -> AttentionPlan:
-        """How attention of launches with so many rows is cut. dtype: of keys and values."""
+        """Return the attention plan for launches with the batch's number of rows. dtype: of keys and values."""
         return attention_plan(
             batch.num_rows, self.widest_head, batch.token_ids.device, self._most_kv_heads, self._widest_group,
             dtype.itemsize,
@@ -88,13 +88,13 @@ class DecodeBuffers:
         return self._scratch
 
     def arrived(self, device: torch.device) -> torch.Tensor:
-        """For `route`, int32 [1]."""
+        """Return the counter of `route`, int32 [1]."""
         if self._arrived is None:
             self._arrived = torch.zeros(1, dtype=torch.int32, device=device)
         return self._arrived
 
     def meetings(self, count: int, device: torch.device) -> torch.Tensor:
-        """Where the programs of a recurrent mixer meet, int32 [count or more], zero between mixers."""
+        """Return arrival counters of a recurrent mixer's programs, int32 [count or more], zero between mixers."""
         count = triton.next_power_of_2(count)
         if count not in self._meetings:
             self._meetings[count] = torch.zeros(count, dtype=torch.int32, device=device)

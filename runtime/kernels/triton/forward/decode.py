@@ -98,7 +98,8 @@ class RowStream:
     def _mixed(
         self, projected: torch.Tensor, weights: Recurrent, states: States, squares: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, Squares]:
-        """What the mixer's second product reads, as `of_decode_rows` has it; the states of live rows move on."""
+        """Return the input of the mixer's second product (see `of_decode_rows`), and advance the states of live
+        rows."""
         return of_decode_rows(
             projected, weights, states, self._batch, self._buffers, squares=squares, dependent=self._depends(True)
         )
@@ -161,7 +162,7 @@ class RowStream:
 
     @cached_property
     def _live(self) -> torch.Tensor:
-        """More than 0 for query tokens of rows that are not masked, int32 [T]."""
+        """Return int32 [T], more than 0 for query tokens of unmasked rows."""
         return live_tokens(self._batch)
 
     def _begin(self, sums: Residual | None = None, norm: Norm | None = None, *, embeds: bool = True) -> AttentionWork:
@@ -202,7 +203,7 @@ class RowStream:
         self._residual_copies.clear()
 
     def left(self) -> torch.Tensor:
-        """What the layers have left, without a norm, [T, hidden]. In a draft head: behind its layer alone."""
+        """Return the residual after the layers, before the final norm, [T, hidden]."""
         self._complete(self._emb.final_norm)
         return self._sums.values
 
@@ -219,8 +220,8 @@ class RowStream:
         return out
 
     def _is_separate(self, linear: Linear) -> bool:
-        """Whether what follows the product is a separate kernel: the matrix is in FP8, or the vendor's library computes
-        so many rows."""
+        """Return whether what follows the product is a separate kernel: the matrix is in FP8, or the vendor's library
+        computes so many rows."""
         if isinstance(linear.quantized, Fp8Weight):
             return True
         if self._rows <= (MAX_ROWS if linear.quantized is None else INT4_ROWS):
@@ -228,7 +229,7 @@ class RowStream:
         return is_one_sum(*sizes_of(linear.weight)) and not has_end_inside(linear, self._rows)
 
     def _read(self, norm: Norm | None) -> tuple[torch.Tensor, Squares]:
-        """What a product reads of the residual, and the squares by which its sums are scaled."""
+        """Return a product's input from the residual, and the squares by which its sums are scaled."""
         self._complete(norm)
         sums = self._sums
         if norm is None:
@@ -331,7 +332,7 @@ class RowStream:
         return ceil_div(linear.weight.shape[0], tiling.rows)
 
     def _depends(self, wanted: bool) -> bool:
-        """Whether the next kernel is launched programmatically. The first of F never is."""
+        """Return whether the next kernel is launched programmatically. The first of F never is."""
         may, self._may_depend = self._may_depend, True
         return may and wanted and dependent_launch_works()
 

@@ -60,7 +60,7 @@ class TritonBoundKernels:
         return lambda stream: stream.experts(packed)
 
     def fuse(self, weights: Fuse) -> Callable[[RowStream, Join], None]:
-        """What a draft head begins a decode launch with: see `RowStream.fuse`."""
+        """Return a draft head's first step of a decode launch: see `RowStream.fuse`."""
         product = weights.product
         return lambda stream, join: stream.fuse(join, product)
 

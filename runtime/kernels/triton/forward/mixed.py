@@ -18,8 +18,8 @@ from runahead.runtime.kernels.triton.recurrent.scan import ChunkRows, length_of_
 
 
 class MixedRows(RowStream):
-    """A mixed launch. Every token is a row of its products; the attention and the states of decode
-    rows are computed as in a decode launch, those of chunks in tiles whose boundaries are the same for every chunk."""
+    """A mixed launch. Every token is a row of its products. Attention and states of decode rows are computed as in a
+    decode launch, and of chunks in tiles whose boundaries are the same for every chunk."""
 
     def __init__(self, batch: ForwardBatch, cache: KVCache, emb: EmbeddingAndHead, buffers: DecodeBuffers) -> None:
         super().__init__(batch, cache, emb, buffers)

@@ -33,10 +33,10 @@ def of_decode_rows(
     squares: torch.Tensor | None = None,
     dependent: bool = False,
 ) -> tuple[torch.Tensor, Squares]:
-    """What `weights.out` reads of rows with one query token, or one and drafts, [T, inner], and their states as far as
-    their newest tokens; masked ones leave zeros. projected: what `weights.proj` gives. out: where it is put; other
-    rows' tokens there stay as they are. squares: what `squares_of_norm` gives: the norm's scale alone is left to the
-    product that reads the result, and the squares are returned with the number of their tiles.
+    """Compute the input of `weights.out` for rows with one query token and possibly drafts, [T, inner], and advance
+    their states to the newest token; masked rows get zeros. projected: result of `weights.proj`. out: result tensor;
+    other rows' tokens in it are unchanged. squares: result of `squares_of_norm`: the product that reads the result
+    applies the norm's scale, and the squares are returned with the number of their tiles.
 
     A token has the same bits whether its row may have drafts or not. A lone row's states are cut into more programs,
     which changes no bit.
@@ -65,8 +65,8 @@ def norm_left(weights: Recurrent) -> Norm | None:
 
 
 def squares_of_norm(weights: Recurrent, batch: ForwardBatch, like: torch.Tensor, ranks: Ranks) -> torch.Tensor | None:
-    """Where a mixer stores sums of squares if it leaves its norm's scale to a product: float64 [tiles, columns of
-    `like`]. None: it applies the norm, as it does where ranks divide the row."""
+    """Allocate the sums of squares of a mixer that leaves its norm's scale to the next product: float64 [tiles, columns
+    of `like`]. None: the mixer applies the norm itself, as always if ranks divide the row."""
     if norm_left(weights) is None or not ranks.share.is_whole:
         return None
     batch = batch.in_rows or batch

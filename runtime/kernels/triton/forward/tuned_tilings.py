@@ -1,6 +1,6 @@
 """Tilings that `runahead tune` found for a GPU and a model: a file in the folder of the kernel cache.
 
-A start reads it, and its entries come before those of the package's table. No entry may change a bit of an answer: a
+A start reads it, and its entries override the package's table. No entry may change a bit of an answer: a
 product of fewer weights than one sum takes keeps the number of segments that defines it, and attention and states,
 whose tilings are part of the order of their sums, have no entry.
 """
@@ -47,7 +47,7 @@ class TunedTilingsError(OSError):
 
 
 def tuned_file() -> Path:
-    """In the folder in which this process keeps its kernels."""
+    """Return the path of the tuned tilings, in this process's kernel cache."""
     return Path(triton.knobs.cache.dir) / FILE
 
 
@@ -159,7 +159,7 @@ def _why_no_product(entry: Any, outputs: int, depth: int, columns: int, epilogue
 
 
 def _fits_directly(tiling: Tiling, depth: int, columns: int, epilogue: str) -> bool:
-    """Whether a tiling whose weights go straight into registers fits. It has no stages."""
+    """Return whether a tiling whose weights go straight into registers fits. It has no stages."""
     segment, tiles = depth // tiling.splits, tiling.warps // tiling.splits
     chain = chain_of(depth, tiling.splits) or GRAIN
     outputs = tiling.rows * (2 if epilogue == "gated" else 1)

@@ -1,4 +1,4 @@
-"""How many of a model's products were measured on this GPU, and how many take a default: said once, at start."""
+"""Report at start how many of a model's products were measured on this GPU, and how many use a default."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def tilings_asked_for(
     *,
     divided: bool = False,
 ) -> set[tuple[int, int, int, str]]:
-    """What decode launches ask `tilings` for: outputs, depth, columns, the name of what follows. divided: the layers
-    are a rank's, whose partial sums are stored."""
+    """Return the tilings that decode launches need: outputs, depth, columns, epilogue. divided: the layers are a
+    rank's, whose partial sums are stored."""
     inner = {one._replace(epilogue=STORE) if divided and one.epilogue == ADD else one for one in products_in(layers)}
     head = _product(Linear(lm_head, None), STORE)
     asked = itertools.product((*inner, head), {rows_in_table(rows) for rows in buckets})

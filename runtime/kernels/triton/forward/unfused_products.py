@@ -46,7 +46,7 @@ def sums_of(x: torch.Tensor | Fp8Rows, linear: Linear, num_rows: int, depends: C
 
 
 def has_end_inside(linear: Linear, rows: int) -> bool:
-    """Whether one kernel computes this product of many rows with what follows it: bfloat16, not quantized."""
+    """Return whether one kernel computes this product of many rows with what follows it: bfloat16, not quantized."""
     weight = linear.weight
     is_possible = linear.quantized is None and weight.dtype == torch.bfloat16
     return is_possible and has_many_rows_kernel(rows, *sizes_of(weight))

@@ -3,7 +3,7 @@ producer warp issues TMA copies of the rows and the weights, and two consumer gr
 these have chains (`segments`, `chain_of`): while a group adds a chain to its sums, the matrix units compute the other
 group's chain.
 
-The groups divide a tile's rows or, where all tiles run at a time, its segments. The bits are those of
+The groups divide a tile's rows or, where all tiles run at a time, its segments. The bits are the same as in
 `small_batch_gemm.py`. Written in Gluon, Triton's language for explicit warps and layouts.
 """
 

@@ -35,7 +35,7 @@ def tile_at(tile, row_tiles, SIZES: gl.constexpr):
 
 @gluon.jit
 def _depth_at(step, group, SIZES: gl.constexpr):
-    """Where a group's step begins. SPLIT: each group has every second segment."""
+    """Return the column at which a group's step begins. SPLIT: each group has every second segment."""
     SEGMENT_STEPS: gl.constexpr = SIZES.DEPTH // SIZES.SEGMENTS // _STEP
     at = step * _STEP
     if SIZES.SPLIT:

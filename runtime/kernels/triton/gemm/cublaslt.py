@@ -178,7 +178,7 @@ class VendorLibrary:
             )
 
     def _set_scales(self, product: ctypes.c_void_p, x: torch.Tensor | Fp8Rows, linear: Linear, in_blocks: bool) -> None:
-        """Where the scales of a product of FP8 lie."""
+        """Set the addresses and layout of an FP8 product's scales."""
         if isinstance(x, Fp8Rows) and isinstance(linear.quantized, Fp8Weight):
             of_weights = linear.quantized.blocks if in_blocks else linear.quantized.by_output
             self._set("MatmulDesc", product, _SCALES_OF_A, ctypes.c_void_p(of_weights.data_ptr()))
@@ -300,7 +300,7 @@ def exact_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, chai
 
 @contextmanager
 def choosing_products() -> Iterator[None]:
-    """To warm up: see `VendorLibrary.choosing`."""
+    """Choose kernels for new products while warming up: see `VendorLibrary.choosing`."""
     library = vendor_library()
     with nullcontext() if library is None else library.choosing():
         yield

@@ -1,6 +1,4 @@
-"""Which of the kernels that the vendor's library proposes for a product computes it: chosen while the service warms up,
-where it may wait for the GPU.
-"""
+"""Choose one of the vendor library's kernels for a product, while the service warms up and may wait for the GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows a product of many rows in the same kernel, as `epilogue.py` has it, in Gluon: for a group of warps that
+"""The epilogue of a product of many rows in Gluon, with the arithmetic of `epilogue.py`, for a group of warps that
 holds the sums of 64 rows.
 """
 

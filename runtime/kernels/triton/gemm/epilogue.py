@@ -1,5 +1,5 @@
-"""What follows a product of rows with a matrix in the same kernel: the scale of the norm before, the bias, and what is
-done with the sums. Its input is a tile of sums, outputs by rows of the batch.
+"""The epilogue of a product, in the same kernel: the scale of the previous norm, the bias, and how sums are stored. Its
+input is a tile of sums, outputs by rows of the batch.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -66,8 +66,8 @@ def _squares_from(squares, first, column, num_rows, SIZES: tl.constexpr):
 
 @triton.jit
 def end_weights(tile, end, SIZES: tl.constexpr):
-    """What the end of a tile needs of the model's weights, and a program asks for before it waits: the bias of its
-    outputs, of their second half where there are two, and the weight of the norm that follows, [ROWS] each."""
+    """Load the weights of a tile's epilogue, before the program waits for predecessors: the bias of its outputs, of the
+    second half too if there are two, and the weight of the next norm, [ROWS] each."""
     output = tile * SIZES.ROWS + tl.arange(0, SIZES.ROWS)
     ok = output < SIZES.OUTPUTS
     first = 0.0
@@ -84,9 +84,8 @@ def end_weights(tile, end, SIZES: tl.constexpr):
 
 @triton.jit
 def end_rows(tile, column, out, end, num_rows, SIZES: tl.constexpr):
-    """What the end of a tile needs of the rows of the batch, and a program asks for as soon as they are there, so that
-    it is not waited for at the end: the first sums of squares, as `_squares_from` has them, and what is added to,
-    [ROWS, COLUMNS]."""
+    """Load the batch's rows for a tile's epilogue as soon as they are written, so that the end does not wait for them:
+    the first sums of squares (see `_squares_from`), and the residual, [ROWS, COLUMNS]."""
     squares = 0.0
     old = 0.0
     if SIZES.SQUARES > 0:

@@ -1,5 +1,5 @@
 """Products of few rows with an FP8 matrix for compute capability 9.0 with warp specialization: a producer warp issues
-TMA copies of weights and rows block by block, and a group of four warps multiplies. The sums are those of
+TMA copies of weights and rows block by block, and a group of four warps multiplies. The sums are the same as in
 `fp8_gemm.py`, in the same order.
 
 With few rows, memory bandwidth bounds the time. So a program has most of a multiprocessor's shared memory as a

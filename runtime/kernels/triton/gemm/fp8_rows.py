@@ -49,7 +49,7 @@ def to_fp8(values):
 
 
 def empty_rows(num_rows: int, depth: int, device: torch.device) -> Fp8Rows:
-    """For `num_rows` rows of `depth` values, a multiple of 128."""
+    """Allocate `num_rows` rows of `depth` values, a multiple of 128."""
     padded = ceil_div(num_rows, ROWS_MULTIPLE) * ROWS_MULTIPLE
     numbers = torch.empty((padded, depth), dtype=torch.float8_e4m3fn, device=device)
     return Fp8Rows(numbers, torch.empty((depth // FP8_COLUMNS, padded), dtype=torch.float32, device=device))

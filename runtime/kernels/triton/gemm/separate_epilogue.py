@@ -220,7 +220,7 @@ def _finish(
 
 
 def _channels(linear: Linear) -> torch.Tensor | None:
-    """By which rounded sums are multiplied, float32 [outputs]."""
+    """Return the factors of rounded sums, float32 [outputs], or None."""
     return linear.quantized.channels if isinstance(linear.quantized, Fp8Weight) else None
 
 

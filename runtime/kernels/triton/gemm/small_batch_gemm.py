@@ -160,7 +160,7 @@ class Residual:
 
 
 class SplitScratch(NamedTuple):
-    """Where the programs of a split product meet. One product at a time uses it."""
+    """Partial sums and arrival counters of a split product. One product at a time uses them."""
 
     partial: torch.Tensor  # float32 [n]
     arrived: torch.Tensor  # int32 [tiles], zero between products
@@ -196,7 +196,7 @@ def end_of(
 
 
 def columns_of(num_rows: int) -> int:
-    """How many rows of the batch a tile has that has all of them: as the matrix units take them."""
+    """Return the columns of a tile that has all rows of the batch: a multiple that the matrix units take."""
     return max(1 << (num_rows - 1).bit_length(), LEAST_COLUMNS)
 
 

@@ -1,5 +1,4 @@
-"""How products and attention are cut into programs: products as measured on a GPU for shapes that were tried, else by a
-default.
+"""Tilings of products and attention. Products of known shapes were measured on a GPU; others take a default.
 
 `measured_tilings.json` is the package's table. A shape or a kind of GPU (`Gpu.measured_as`) that
 it lacks takes the default. Tilings that `runahead tune` has found come before both (`tuned_tilings`).
@@ -51,9 +50,9 @@ _FIVE_STAGES: Final = 74 << 10  # bytes of shared memory of such a program
 class Tiling:
     """Tile sizes of a product on the matrix units. rows: outputs of a program. block: of the depth, at a time. splits:
     parts of the depth; a row's bits depend on it alone, and products of several parts have blocks of `chain_of`.
-    stages: blocks on their way at a time. held: blocks that it asks for before it waits. dependent: launched
-    programmatically. columns: rows of the batch that a program has, at most. spread: every part has a program of its
-    own; else one program takes one after the other.
+    stages: blocks on their way at a time. held: blocks that it loads before it waits. dependent: launched
+    programmatically. columns: rows of the batch that a program has, at most. spread: each part has a separate
+    program; else one program computes them one after the other.
 
     direct: for up to 16 rows: each part is a warp of one program, into whose registers the weights go straight
     (`gemm/warp_split_k.py`). More warps than parts divide the program's outputs."""
@@ -71,7 +70,7 @@ class Tiling:
 
 
 def rows_in_table(num_rows: int) -> int:
-    """By how many rows of the batch the table names what is found for so many: the next power of two, at least 2."""
+    """Return the number of rows in the table's key: the next power of two, at least 2."""
     return max(1 << (num_rows - 1).bit_length(), 2)
 
 
@@ -141,8 +140,8 @@ def _direct(depth: int, halves: int, splits: int) -> Tiling:
 
 
 def measured_tiling(outputs: int, depth: int, columns: int, epilogue: str, itemsize: int = 2) -> dict[str, Any] | None:
-    """What the table has for a product, or None: see `rows_tiling`. All entries of one product have the same number of
-    parts."""
+    """Return the table's entry for a product, or None: see `rows_tiling`. All entries of one product have the same
+    number of parts."""
     # What is best for more rows is taken to be good for fewer.
     for factor in (1, 2, 4, 8, 16, 32) if itemsize == _MEASURED_ITEMSIZE else ():
         found = measured_entry(tiling_key(outputs, depth, factor * columns, epilogue))
@@ -178,8 +177,9 @@ def segments(outputs: int, depth: int) -> int:
 
 
 def chain_of(depth: int, splits: int) -> int:
-    """How many entries of a segment the kernels sum by themselves, in ascending steps of 16; these sums are added in
-    ascending order. So the matrix units compute several at a time. 0: a product of one segment is one sum."""
+    """Return the length of a chain: columns of a segment that are summed separately, in ascending steps of 16. The
+    chains' sums are added in ascending order, so the matrix units compute several at a time. 0: a product of one
+    segment is one sum."""
     return (
         0
         if splits == 1
@@ -188,14 +188,14 @@ def chain_of(depth: int, splits: int) -> int:
 
 
 def is_one_sum(outputs: int, depth: int) -> bool:
-    """Whether a product is one segment, and large enough for the vendor's library where there are many rows."""
+    """Return whether a product is one segment, and large enough for the vendor's library where there are many rows."""
     return outputs * depth >= _ONE_SUM
 
 
 def has_many_rows_kernel(rows: int, outputs: int, depth: int) -> bool:
-    """Whether `chains_hopper.py` computes a product of many rows: on compute capability 9.0, in segments or, where
-    tiles fill the GPU, as one sum of at most as many inputs as outputs; elsewhere the vendor's library is as fast. No
-    bit depends on it."""
+    """Return whether `chains_hopper.py` computes a product of many rows: on compute capability 9.0, in segments or,
+    where tiles fill the GPU, as one sum of at most as many inputs as outputs; elsewhere the vendor's library is as
+    fast. No bit depends on it."""
     gpu = current_gpu()
     if gpu is None or gpu.capability != (9, 0) or outputs % 16 or depth % _DEPTH_MULTIPLE:
         return False
@@ -242,25 +242,24 @@ def attention_plan(
 
 
 def measured_entry(key: str) -> dict[str, Any] | None:
-    """What the table has under this name, for a GPU like the one at hand."""
+    """Return the table's entry under this key for the current kind of GPU, or None."""
     return tuned().get(key) or _measured().get(key)
 
 
 def tiling_key(outputs: int, depth: int, columns: int, epilogue: str) -> str:
-    """ "exact" tells these tilings from those of files from before, of products in another order."""
+    """Return a table key. "exact" distinguishes these tilings from older files, whose products had another order."""
     return f"{outputs}x{depth} {epilogue} {columns} exact"
 
 
 def _measured() -> dict[str, dict[str, Any]]:
-    """By `tiling_key` and `ExpertProduct.key`. Empty where nothing was measured for this GPU, or for what
-    it is used as."""
+    """Return measured entries by `tiling_key` and `ExpertProduct.key`; empty if the current kind of GPU has none."""
     name = measured_gpu()
     return {} if name is None else _tables()[name]
 
 
 @cache
 def tuned() -> dict[str, dict[str, Any]]:
-    """What `runahead tune` has found for this GPU, as far as this process has read it (`tuned_tilings`)."""
+    """Return the entries of `runahead tune` for this GPU that this process has read (`tuned_tilings`)."""
     return {}
 
 
@@ -272,6 +271,6 @@ def measured_gpu() -> str | None:
 
 @cache
 def _tables() -> dict[str, dict[str, dict[str, Any]]]:
-    """By a GPU's name."""
+    """Read the package's table: entries by GPU name."""
     found: dict[str, dict[str, dict[str, Any]]] = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     return found

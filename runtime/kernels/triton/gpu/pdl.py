@@ -21,7 +21,7 @@ from runahead.runtime.kernels.triton.gpu.capability import current_gpu
 
 
 def dependent_launch_works() -> bool:
-    """Whether the current device has programmatic dependent launch: compute capability 9.0 or higher."""
+    """Return whether the current device has programmatic dependent launch: compute capability 9.0 or higher."""
     gpu = current_gpu()
     return gpu is not None and gpu.knows_dependent_launch
 

@@ -65,7 +65,7 @@ def _taken(at, ok, state, step, wait_words, peer, BLOCK: tl.constexpr):
 
 @triton.jit
 def _pushed(bits):
-    """As they are pushed: -0.0 is +0.0."""
+    """Return the bits to push: -0.0 becomes +0.0."""
     return tl.where(bits == _EMPTY, 0, bits).to(tl.int16)
 
 
@@ -164,7 +164,8 @@ def _reduce_kernel(
 
 
 def _shares(numbers: int, ranks: int) -> bool:
-    """Whether each rank sums a share of so many numbers, or all ranks sum all of them. Goes by what all ranks know."""
+    """Return whether each rank sums a share of so many numbers, or all ranks sum all of them. Goes by what all ranks
+    know."""
     return ranks > 2 and numbers >= SHARED_NUMBERS
 
 

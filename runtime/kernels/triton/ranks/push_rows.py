@@ -1,10 +1,10 @@
-"""What the GPUs of one host exchange of sampled rows: logits, the best tokens of each part, and what was sampled.
+"""Exchange data of sampled rows between the GPUs of one host: logits, the best tokens of each part, sampled tokens.
 
 Gather: the first rank says that its buffer is free, the others write their columns, then a flag behind a fence.
 
 Best: each rank pushes the highest score of its part of the vocabulary and its token to every peer.
 
-Spread: the first rank pushes what it has sampled. The others push their step back. A spread, of which every launch has
+Spread: the first rank pushes its sampled tokens. The others push their step back. A spread, of which every launch has
 one, stores for the host how long the rank has waited.
 
 Pushed words have 64 bits, of which the upper half is the step. Two slots suffice: a rank that pushes step s has had a

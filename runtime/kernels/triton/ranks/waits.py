@@ -1,4 +1,4 @@
-"""What exchanges between GPUs have in common: mailboxes, step counters, and waits for a peer.
+"""Common parts of exchanges between GPUs: mailboxes, step counters, and waits for a peer.
 
 A program of an exchange is a *channel*. It has a part of every buffer and a step counter on the device, so that a
 captured graph holds no slot and no number. The same channels take part on every rank.
@@ -70,8 +70,8 @@ def store_for_host(pointer, value):
 
 @triton.jit
 def given_up(begun, wait_words, step, peer):
-    """Check a wait against its limit, and whether the ranks were told to stop. Returns (when the
-    wait began, 1 where it is given up)."""
+    """Check a wait against its limit and the abort word. Returns the time at which the wait began, and 1 if it is given
+    up."""
     now = device_ns()
     begun = tl.where(begun == 0, now, begun)
     dead = (tl.load(wait_words.control + DEAD_AT, volatile=True) != 0).to(tl.int32)
@@ -114,7 +114,7 @@ def count_wait(waited, channel, wait_words):
 
 @dataclass(frozen=True, slots=True)
 class Mailboxes:
-    """What ranks write into, each entry by rank: a tensor on this rank's device, or what stands for a peer's.
+    """Memory that ranks write into, by rank: a tensor on this rank's device, or a mapping of a peer's.
 
     parts: int16 [CHANNELS, SLOTS, ranks, CAPACITY], all −0.0 in bfloat16 before the first step. words: int64 [SLOTS,
     WORDS]. bests: int64 [CHANNELS, SLOTS, ranks, ROW_WORDS]. gather_flags: int32 [ranks, CHANNELS], spread_flags: int32

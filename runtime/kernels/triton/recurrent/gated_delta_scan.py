@@ -181,11 +181,11 @@ def _delta_scan_kernel(
 def delta_of_chunks(
     projected: torch.Tensor, weights: GatedDelta, states: tuple[torch.Tensor, ...], rows: ChunkRows
 ) -> torch.Tensor:
-    """What `weights.out` reads, [T, inner], of rows with several query tokens, and their states as many tokens further,
-    in place.
+    """Compute the input of `weights.out`, [T, inner], for rows with several query tokens, and advance their states by
+    these tokens, in place.
 
-    projected, states: as `delta_of_decode_rows` has them; slots of rows that are masked or have one query token stay as
-    they are, and the result for their tokens and for padding is zeros.
+    projected, states: see `delta_of_decode_rows`; slots of rows that are masked or have one query token are unchanged,
+    and the result for their tokens and for padding is zeros.
     """
     shape, batch, length = weights.shape, rows.batch, rows.length
     conv_state, state = states

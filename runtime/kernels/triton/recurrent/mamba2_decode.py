@@ -222,18 +222,17 @@ def mamba2_of_decode_rows(
     squares: torch.Tensor | None = None,
     tiling: StateTiling = STATES,
 ) -> int:
-    """What `weights.out` reads of rows that decode, which have up to `batch.decode_queries` query tokens, and their
-    states as far as their newest tokens, in place.
+    """Compute the input of `weights.out` for rows that decode, with up to `batch.decode_queries` query tokens, and
+    advance their states to the newest token, in place.
 
     projected: contiguous [T, inner + channels + heads]. states: float32, of this mixer, [state slots, window - 1,
     channels], [state slots, heads, head_dim, state] and the inputs of up to K drafts, [state slots of rows, K,
-    `Kept.inputs`]: those of `batch.replayed` are replayed, then those of the row's new drafts are kept. Slots of rows
-    that are masked or have more query tokens stay as they are. out: contiguous [T, inner]; rows of more query tokens
-    are not written, and of masked rows it is zeros. arrived: int32 [rows * groups or more], zeros, which it is again
-    afterwards. dependent: launched programmatically.
-    squares: float64 [tiles, T or more]: only the norm's scale is left to the reader, and sums of squares are stored
-    here, of a lone row in one tile for each program, otherwise in one tile. tiling: how states are cut. Returns the
-    number of tiles.
+    `Kept.inputs`]. Inputs of `batch.replayed` are replayed, then the inputs of the row's new drafts are kept. Slots of
+    rows that are masked or have more query tokens are unchanged. out: contiguous [T, inner]; rows with more query
+    tokens are not written, masked rows get zeros. arrived: int32 [rows * groups or more], zeros before and after.
+    dependent: launched programmatically. squares: float64 [tiles, T or more], gets sums of squares, of a lone row in
+    one tile for each program, otherwise in one tile; the reader applies the norm's scale. tiling: of states. Returns
+    the number of tiles.
     """
     shape, rows, queries = weights.shape, batch.num_rows, batch.decode_queries
     most = states[2].shape[1]

@@ -98,11 +98,11 @@ def mamba2_of_chunks(
     rows: ChunkRows,
     squares: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What `weights.out` reads, [T, inner], of rows with several query tokens, and their states as many tokens further,
-    in place.
+    """Compute the input of `weights.out`, [T, inner], for rows with several query tokens, and advance their states by
+    these tokens, in place.
 
-    projected, states: as `mamba2_of_decode_rows` has them; slots of rows that are masked or have one query token stay
-    as they are, and the result for their tokens and for padding is zeros. squares: as `gated_norm` has them.
+    projected, states: see `mamba2_of_decode_rows`; slots of rows that are masked or have one query token are unchanged,
+    and the result for their tokens and for padding is zeros. squares: see `gated_norm`.
     """
     shape, batch = weights.shape, rows.batch
     conv_state, state = states

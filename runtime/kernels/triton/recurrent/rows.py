@@ -1,10 +1,9 @@
-"""What kernels of recurrent mixers share: whose turn a row is, its state slot, and the step of a token.
+"""Device functions of all recurrent mixers: which rows a kernel computes, their state slots, and a token's step.
 
-A row's state lies in its slot and stays there: who computes a row reads it and writes it in place, once a launch. A row
-that is masked, padding, or none of the kernel's is neither read nor written. A row whose first query token is at
-position 0 begins in this launch: it reads zeros, whatever its slot holds, and nothing of the host's zeroes a slot. One
-that begins behind a cached prefix reads a snapshot, which is another slot, and one that reaches a boundary leaves its
-state in a snapshot too.
+A kernel reads and writes a row's state in place, in the row's slot, once a launch. Masked rows, padding and rows of
+other kernels are neither read nor written. A row whose first query token is at position 0 begins in this launch and
+reads zeros, so the host never zeroes a slot. A row that begins behind a cached prefix reads a snapshot, which is
+another slot. A row that reaches a boundary also writes its state to a snapshot.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -53,7 +52,7 @@ def row_of(row, rows, SNAPSHOTS: tl.constexpr):
 
 @triton.jit
 def step_of(raw, bias, low, high):
-    """How long a head's step of Mamba-2 is, as the first product and the bias say it."""
+    """Return the step size (dt) of a Mamba-2 head from the first product and the bias."""
     dt = softplus(raw + bias)
     return tl.minimum(tl.maximum(dt, low, tl.PropagateNan.ALL), high, tl.PropagateNan.ALL)
 

@@ -1,8 +1,8 @@
-"""What kernels of recurrent mixers share for rows that decode: the tokens of a run, and a convolution over them.
+"""Device functions of recurrent mixers for rows that decode: the tokens of a run, and a convolution over them.
 
-A *run* is a row's tokens in one F: first the drafts that S has accepted, whose inputs the F before has kept in the
-row's state slot, then the query tokens: the newest token and its drafts. The state behind the newest token is written,
-the inputs of the drafts are kept, and their states are dropped. Places of a run count from 0.
+A *run* is a row's tokens in one F: first the drafts that S has accepted, whose inputs the previous F has kept in
+the row's state slot, then the query tokens: the newest token and its drafts. The state behind the newest token is
+written, the inputs of the drafts are kept, and their states are dropped. Places of a run count from 0.
 
 Every token goes through the same loop, so its bits are the same as a draft, replayed, or certain. With no room for
 drafts, a run is one token: the compiler removes the loop and everything about drafts.

@@ -1,5 +1,5 @@
-"""What kernels of recurrent mixers share where rows have several query tokens: which row a token is of, sub-chunks, the
-convolution of all tokens, what it will see again, and the norm with its gate.
+"""Device functions of recurrent mixers for rows with several query tokens: a token's row, sub-chunks, the convolution,
+its window for the next launch, and the gated norm.
 
 A *sub-chunk* is the tokens of a row that a scan computes at once, by matrix products. Its boundaries are positions of
 the request that are multiples of its length, wherever a launch begins. A chunk that ends at such a position changes no
@@ -237,8 +237,8 @@ def convolve(
 
 
 def keep_channels(projected: torch.Tensor, conv_state: torch.Tensor, rows: ChunkRows, first: int) -> None:
-    """What the convolution of long rows will see again, in place; other rows' slots stay as they are. After `convolve`,
-    whose arguments these are."""
+    """Store the convolution's window of long rows, in place; other rows' slots are unchanged. Call it after `convolve`,
+    with the same arguments."""
     _, kept, channels = conv_state.shape
     batch = rows.batch
     _keep_channels_kernel[(batch.num_rows, triton.cdiv(channels, _CHANNELS))](

@@ -1,4 +1,4 @@
-"""How the kernels of rows that decode cut recurrent states into programs."""
+"""Tilings of recurrent states for rows that decode."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import triton
 
 @dataclass(frozen=True, slots=True)
 class StateTiling:
-    """How a program's part of a state is sized. words: about the number of its float32 numbers. warps: of a program. No
+    """The size of a program's part of a state. words: about the number of its float32 numbers. warps: of a program. No
     bit depends on them for states of up to 256 numbers, whose rows both tilings sum in the same order; sums of squares
     have no order."""
 
@@ -18,7 +18,7 @@ class StateTiling:
     warps: int
 
     def tile(self, size: int, state: int) -> int:
-        """How many of a head's `size` numbers a program has, each with `state` that are kept of it."""
+        """Return how many of a head's `size` rows of `state` numbers a program has."""
         state_tile: int = self.words // triton.next_power_of_2(state)
         return max(1, min(int(triton.next_power_of_2(size)), state_tile))
 

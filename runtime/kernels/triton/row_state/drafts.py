@@ -17,7 +17,7 @@ class DraftState(NamedTuple):
     with the launch's K.
 
     Where rows may be held, logits must survive from one F to an S some launches later. They are then indexed by row
-    slot: a newest token's logits at the slot, and those of draft n, from 1 on, at S + (n - 1) * kept_slots + slot.
+    slot: a newest token's logits at the slot, and logits of draft n, from 1 on, at S + (n - 1) * kept_slots + slot.
     Rows in higher slots have no drafts. A held row has one query token, of length 0.
 
     kept_slots: number of the lowest row slots whose drafts are kept so; 0: no row may be held.
@@ -53,12 +53,12 @@ class DraftState(NamedTuple):
 
     @property
     def has_drafter(self) -> bool:
-        """Whether a drafter without layers reads the token history."""
+        """Return whether a drafter without layers reads the token history."""
         return int(self.history.shape[1]) > 0
 
     @property
     def holds(self) -> bool:
-        """Whether rows may be held, with drafts forced by their grammars."""
+        """Return whether rows may be held, with drafts forced by their grammars."""
         return self.kept_slots > 0
 
     @property

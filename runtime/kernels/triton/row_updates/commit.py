@@ -71,8 +71,8 @@ def advance_kernel(
     the row. Kept tokens are counted if there are penalties, and each one's cell is stored: `(launch number modulo
     2**32) << 32 | flags | token`.
 
-    counter: int64 [1], plans applied so far: this launch's comes after S. sample_slots: those of the null slot are
-    skipped. sampled: [rows * width], each computed as if all earlier drafts were right; log-probabilities are written
+    counter: int64 [1], plans applied so far: this launch's comes after S. sample_slots: the null slot is skipped.
+    sampled: [rows * width], each computed as if all earlier drafts were right; log-probabilities are written
     for kept tokens of rows that asked. Values behind a row's last draft are undefined. width: 1 + K of the previous F:
     cells written for each row, VOID behind its run, all VOID if it had ended. history: int32 [slots, CONTEXT], if a
     drafter reads it. drafts: those verified; None with a width of 1. masks: set if this launch judged rows with a

@@ -58,7 +58,7 @@ def verify_inputs_kernel(row_slots, state, drafts, held, states, num_rows, width
         if held is not None:
             kept_at = slot + tl.where(n > 0, SIZES.NULL_SLOT + 1 + (n - 1) * SIZES.KEPT, 0)
             tl.store(drafts.logits_slots + line, tl.where(is_held, SIZES.NULL_SLOT, kept_at).to(tl.int32), mask=there)
-        # Unused query tokens come last: this row's after those of earlier rows.
+        # Unused query tokens come last, in the order of rows.
         spare = (n >= count) & (n < width) & own
         line = tl.sum(counts, 0) + tl.sum(tl.where(r < row, width - counts, 0), 0) + n - count
         tl.store(drafts.token_ids + line, tl.zeros([RUN_PAD], tl.int64), mask=spare)

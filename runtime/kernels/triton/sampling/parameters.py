@@ -84,7 +84,7 @@ def position_of(seq_len, slot, row, width, VERIFIES: tl.constexpr):
 
 @triton.jit
 def has_grammar(slot, parameters):
-    """Whether a row, or each of a tensor of rows, has a grammar, and so masks."""
+    """Return whether a row, or each of a tensor of rows, has a grammar, and so masks."""
     return long_of(parameters, slot, _MASK_EPOCH) != 0
 
 
@@ -116,7 +116,7 @@ def top_k_of(slot, parameters):
 
 @triton.jit
 def has_top_k(slot, parameters, VOCAB: tl.constexpr):
-    """Whether top-k drops any token."""
+    """Return whether top-k drops any token."""
     top_k = top_k_of(slot, parameters)
     return (top_k > 0) & (top_k < VOCAB)
 

@@ -233,7 +233,8 @@ def top_p_target(top_p, total):
 
 @triton.jit
 def _is_long(high, between, limited):
-    """Whether many tokens may lie between two keys with the amount `between`; the least likely one is at `high`."""
+    """Return whether many tokens may lie between two keys with the amount `between`; the least likely one is at
+    `high`."""
     least = mass_of(-high.to(tl.float32, bitcast=True)).to(tl.float32)
     return between.to(tl.float32) > tl.where(limited, 1.0, least) * _LONG
 
