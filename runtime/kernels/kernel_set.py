@@ -37,22 +37,22 @@ class BoundKernels(Protocol[_Stream]):
     other row.
     """
 
-    def attention(self, weights: Attention, place: int) -> Callable[[_Stream], None]:
-        """Bind an attention. place: index of its keys and values in a `KVCache`.
+    def attention(self, weights: Attention, cache_index: int) -> Callable[[_Stream], None]:
+        """Bind an attention. cache_index: of its keys and values in a `KVCache`.
 
         The work first writes K and V of the batch's tokens to `slot_mapping`. Attention of a row with seq_len 0 is
         zero, and nothing beyond a row's length affects a result, whatever the cache holds.
         """
 
-    def mamba2(self, weights: Mamba2, place: int) -> Callable[[_Stream], None]:
-        """Bind a Mamba-2 mixer. place: index of its tensors in `KVCache.states`.
+    def mamba2(self, weights: Mamba2, cache_index: int) -> Callable[[_Stream], None]:
+        """Bind a Mamba-2 mixer. cache_index: of its tensors in `KVCache.states`.
 
         The work accesses only the state slots of live rows and their snapshots. A row whose first query token is at
         position 0 begins with zeros. With the reference kernels a row's state has the same bits for any split into
         launches.
         """
 
-    def gated_delta(self, weights: GatedDelta, place: int) -> Callable[[_Stream], None]:
+    def gated_delta(self, weights: GatedDelta, cache_index: int) -> Callable[[_Stream], None]:
         """Bind a gated delta net, as above."""
 
     def dense(self, weights: Dense) -> Callable[[_Stream], None]: ...
@@ -74,7 +74,7 @@ class BoundKernels(Protocol[_Stream]):
 class DraftKernels(BoundKernels[_Stream], Protocol[_Stream]):
     """Further functions for draft heads."""
 
-    def keep(self, weights: Attention, place: int) -> Callable[[_Stream], None]:
+    def keep(self, weights: Attention, cache_index: int) -> Callable[[_Stream], None]:
         """Bind the cache write of an attention: K and V of the batch's tokens, and nothing else."""
 
     def fuse(self, weights: Fuse) -> Callable[[_Stream, torch.Tensor], None]:
@@ -102,11 +102,11 @@ class KernelSet(Protocol):
         """Compute logits = cap * tanh(logits / cap) in place. logits: float32, contiguous, any shape."""
 
     def logits_into(
-        self, hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, places: torch.Tensor, cap: float = 0.0
+        self, hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, targets: torch.Tensor, cap: float = 0.0
     ) -> None:
         """Compute the head's product, with `bound` if cap is above 0. hidden: [n, hidden], any n. weight: [vocab,
-        hidden], packed. out: float32 [m, vocab]. places: int32 [n], each row's row in `out`; the content of a duplicate
-        destination is undefined, other rows stay.
+        hidden], packed. out: float32 [m, vocab]. targets: int32 [n], each row's row in `out`; the content of a
+        duplicate destination is undefined, other rows stay.
         """
 
     def bind(self, emb: EmbeddingAndHead) -> BoundKernels[Any]:

@@ -150,7 +150,7 @@ ONE_RANK: Final = OneRank()
 
 def fold(partials: Sequence[NDArray[np.float32]], out: NDArray[Any]) -> None:
     """The sum over ranks: ((p0 + p1) + p2) + ..., in rank order, each addition rounded to float32. A partial of -0.0
-    counts as +0.0, so that -0.0 can mark a place that a peer has not written yet. out may be one of the partials' own
+    counts as +0.0, so that -0.0 can mark memory that a peer has not written yet. out may be one of the partials' own
     memory only if it is the first. All have one shape."""
     np.add(partials[0], np.float32(0.0), out=out)
     for partial in partials[1:]:

@@ -125,7 +125,7 @@ class _Segment:
     """
 
     tokens: NDArray[np.int64]  # their indexes in the forward
-    place: NDArray[np.int64]  # [width] 0, 1, ...
+    offset: NDArray[np.int64]  # [width] 0, 1, ...
     kv_head: NDArray[np.int64]  # [heads, 1] that a query head reads
     pairs: torch.Tensor  # sparse CSR [T * q_stride, slots * kv_heads] of existing pairs; its values are `scores`
     scores: torch.Tensor  # float32 [R, width]
@@ -179,9 +179,9 @@ def plan_attention(
     tables: NDArray[np.int32] = batch.block_tables.numpy()
     old = previous.segments if previous is not None and previous.tokens == tokens else ()
     segments: list[_Segment] = []
-    for place, group in enumerate(_group_by_length(_live_tokens(batch, window, first), shape.heads)):
+    for i, group in enumerate(_group_by_length(_live_tokens(batch, window, first), shape.heads)):
         width = _width(int(group.count.max()))
-        segment = old[place] if place < len(old) and _fits_in(group, width, old[place]) else None
+        segment = old[i] if i < len(old) and _fits_in(group, width, old[i]) else None
         if segment is None:
             segment = _make_segment(group.number, width, tokens, q_stride, shape, slots)
         _fill(segment, group, tables, block_size, shape)
@@ -302,7 +302,7 @@ def _width(count: int) -> int:
 
 
 def _fits_in(group: _Tokens, width: int, segment: _Segment) -> bool:
-    return segment.place.size == width and np.array_equal(segment.tokens, group.number)
+    return segment.offset.size == width and np.array_equal(segment.tokens, group.number)
 
 
 def _make_segment(
@@ -340,10 +340,10 @@ def _make_segment(
 def _fill(segment: _Segment, group: _Tokens, tables: NDArray[np.int32], block_size: int, shape: AttentionShape) -> None:
     """Set the keys of every token of `group`, and mask those beyond its own."""
     last = group.count[:, None] - 1
-    block, offset = np.divmod(np.minimum(segment.place, last) + group.first[:, None], block_size)
+    block, offset = np.divmod(np.minimum(segment.offset, last) + group.first[:, None], block_size)
     slot = np.multiply(tables[group.row[:, None], block], block_size, dtype=np.int64) + offset  # [tokens, width]
     np.add((slot * shape.kv_heads)[:, None, :], segment.kv_head, out=segment.keys, casting="same_kind")
-    segment.mask[:, 0] = np.where(segment.place <= last, np.float32(0.0), np.float32(-np.inf))
+    segment.mask[:, 0] = np.where(segment.offset <= last, np.float32(0.0), np.float32(-np.inf))
 
 
 def _offsets(

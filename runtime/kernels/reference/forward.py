@@ -110,11 +110,11 @@ class ReferenceBoundKernels:
         self._cache: tuple[KVCache, tuple[LayerCache, ...]] | None = None
         self._plans = KeptPlans()
 
-    def attention(self, weights: Attention, place: int) -> Callable[[ReferenceStream], None]:
+    def attention(self, weights: Attention, cache_index: int) -> Callable[[ReferenceStream], None]:
         """See `BoundKernels.attention`."""
         shape = _number(self._shapes, (weights.shape, weights.rope))
         plan = _number(self._windows, (shape, weights.window, weights.first))
-        keep, o, post_norm = self.keep(weights, place), self._bound(weights.o), _weight_of(weights.post_norm)
+        keep, o, post_norm = self.keep(weights, cache_index), self._bound(weights.o), _weight_of(weights.post_norm)
         cut, cap, scales = self._products.cut, weights.score_cap, weights.kv_scales
         gate = None if weights.gate is None else self._bound(weights.gate)
         width = weights.shape.q_size
@@ -122,7 +122,7 @@ class ReferenceBoundKernels:
 
         def mix(stream: ReferenceStream) -> None:
             keep(stream)
-            buffers, own, cache = stream.work.buffers, stream.work.attention[shape], stream.caches[place]
+            buffers, own, cache = stream.work.buffers, stream.work.attention[shape], stream.caches[cache_index]
             attended = attend(stream.plans[plan], own.heads, *cache.read(stream.blocks, scales), cap)
             if gate is not None:
                 gated: torch.Tensor = stream.work.of_kinds[gates]
@@ -132,14 +132,14 @@ class ReferenceBoundKernels:
 
         return mix
 
-    def keep(self, weights: Attention, place: int) -> Callable[[ReferenceStream], None]:
+    def keep(self, weights: Attention, cache_index: int) -> Callable[[ReferenceStream], None]:
         """See `DraftKernels.keep`."""
         shape = _number(self._shapes, (weights.shape, weights.rope))
         qkv, norm = self._bound(weights.qkv), _weight_of(weights.norm)
         q_norm, k_norm, spans = _weight_of(weights.q_norm), _weight_of(weights.k_norm), weights.norms_span_heads
 
         def write(stream: ReferenceStream) -> None:
-            buffers, own, cache = stream.work.buffers, stream.work.attention[shape], stream.caches[place]
+            buffers, own, cache = stream.work.buffers, stream.work.attention[shape], stream.caches[cache_index]
             qkv.write(tuple(stream.joined) if weights.joined else _normed(buffers, norm), own.qkv)
             if q_norm is not None and k_norm is not None:
                 (own.whole_q_norm if spans else own.q_norm).apply(q_norm)
@@ -149,13 +149,13 @@ class ReferenceBoundKernels:
 
         return write
 
-    def mamba2(self, weights: Mamba2, place: int) -> Callable[[ReferenceStream], None]:
+    def mamba2(self, weights: Mamba2, cache_index: int) -> Callable[[ReferenceStream], None]:
         """See `BoundKernels.mamba2`."""
-        return self._recurrent(weights, BoundMamba2.of(weights, self._products), place)
+        return self._recurrent(weights, BoundMamba2.of(weights, self._products), cache_index)
 
-    def gated_delta(self, weights: GatedDelta, place: int) -> Callable[[ReferenceStream], None]:
+    def gated_delta(self, weights: GatedDelta, cache_index: int) -> Callable[[ReferenceStream], None]:
         """See `BoundKernels.gated_delta`."""
-        return self._recurrent(weights, BoundDelta.of(weights, self._products), place)
+        return self._recurrent(weights, BoundDelta.of(weights, self._products), cache_index)
 
     def _recurrent(
         self, weights: Mamba2 | GatedDelta, bound: BoundMamba2 | BoundDelta, index: int
@@ -358,10 +358,10 @@ class ReferenceKernels:
         return torch.from_numpy(found)
 
     def logits_into(
-        self, hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, places: torch.Tensor, cap: float = 0.0
+        self, hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, targets: torch.Tensor, cap: float = 0.0
     ) -> None:
         found = self.linear(hidden, weight)
-        out[places.long()] = torch.from_numpy(bound(found.numpy(), cap)) if cap else found
+        out[targets.long()] = torch.from_numpy(bound(found.numpy(), cap)) if cap else found
 
     def bind(self, emb: EmbeddingAndHead) -> ReferenceBoundKernels:
         return ReferenceBoundKernels(emb, self._products)

@@ -102,8 +102,8 @@ class _BlasProduct:
         self._add_rest(x, out)
 
     def _add_rest(self, x: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
-        for place, weight in enumerate(self.rest, start=1):
-            out.addmm_(x[place], weight)
+        for rank, weight in enumerate(self.rest, start=1):
+            out.addmm_(x[rank], weight)
 
 
 class OneDnnProducts:

@@ -39,21 +39,21 @@ def left_by_masks(raw: F32, words: NDArray[np.int32], rows: I64, whole: NDArray[
     vocab_size = raw.shape[1]
     # A nonzero word has at least one token: rows with few nonzero words are candidates, and only they are expanded.
     sparse = np.flatnonzero(np.count_nonzero(words, axis=1) <= FEW)
-    place, word = words[sparse].nonzero()
-    spread = np.unpackbits(words[sparse[place], word, None].view(np.uint8), axis=1, bitorder="little")
+    nth, word = words[sparse].nonzero()
+    spread = np.unpackbits(words[sparse[nth], word, None].view(np.uint8), axis=1, bitorder="little")
     index, bit = spread.nonzero()
     token = 32 * word[index] + bit
     inside = token < vocab_size
-    place, token = sparse[place[index[inside]]], token[inside]
-    count = np.bincount(place, minlength=rows.size)
+    nth, token = sparse[nth[index[inside]]], token[inside]
+    count = np.bincount(nth, minlength=rows.size)
     is_none = np.zeros(rows.size, np.bool_)
     is_none[sparse] = count[sparse] == 0
     is_few = (count > 0) & (count <= FEW) & ~whole
     is_many = ~is_none & ~is_few
-    kept = is_few[place]
-    place, token = place[kept], token[kept]
-    logit = raw[rows[place], token]
-    first = np.flatnonzero(np.diff(place, prepend=-1))
+    kept = is_few[nth]
+    nth, token = nth[kept], token[kept]
+    logit = raw[rows[nth], token]
+    first = np.flatnonzero(np.diff(nth, prepend=-1))
     high = np.maximum.reduceat(logit, first) if first.size else logit
     distance = logit - np.repeat(high, count[is_few])
     best = np.flatnonzero(distance == 0)
@@ -61,10 +61,10 @@ def left_by_masks(raw: F32, words: NDArray[np.int32], rows: I64, whole: NDArray[
         none=rows[is_none],
         few=rows[is_few],
         count=count[is_few],
-        row=rows[place],
+        row=rows[nth],
         token=token,
         distance=distance,
-        likeliest=token[best[np.unique(place[best], return_index=True)[1]]],
+        likeliest=token[best[np.unique(nth[best], return_index=True)[1]]],
         many=rows[is_many],
         logits=np.where(_spread(words[is_many], vocab_size), raw[rows[is_many]], np.float32(-np.inf)),
     )

@@ -209,10 +209,10 @@ class Buffers:
         hidden].
         """
         count = len(embedding)
-        places = self.token_ids - share.rank * count
-        np.take(embedding, places, axis=0, out=self.residual_array, mode="clip")
+        indexes = self.token_ids - share.rank * count
+        np.take(embedding, indexes, axis=0, out=self.residual_array, mode="clip")
         if not share.is_whole:
-            self.residual_array[(places < 0) | (places >= count)] = 0.0
+            self.residual_array[(indexes < 0) | (indexes >= count)] = 0.0
 
     def take(self, batch: ForwardBatch) -> None:
         """Set the batch's tokens, padded to T."""

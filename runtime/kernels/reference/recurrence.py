@@ -78,11 +78,11 @@ class RowTokens:
     read_from: NDArray[np.intp]  # [m] slots of the states that the rows go on with
     fresh: NDArray[np.bool_]  # [m] rows that begin with this forward
     counts: NDArray[np.intp]  # [m] tokens, descending
-    begins: NDArray[np.intp]  # [m] each row's first place among the n
-    tokens: NDArray[np.intp]  # [q] places among the query tokens of the forward
-    own: NDArray[np.intp]  # [q] their places among the n
-    replayed: NDArray[np.intp]  # [p] places among the n
-    replayed_from: tuple[NDArray[np.intp], NDArray[np.intp]]  # [p], [p] state slots, and places in their runs
+    begins: NDArray[np.intp]  # [m] index of each row's first token among the n
+    tokens: NDArray[np.intp]  # [q] indexes among the query tokens of the forward
+    own: NDArray[np.intp]  # [q] their indexes among the n
+    replayed: NDArray[np.intp]  # [p] indexes among the n
+    replayed_from: tuple[NDArray[np.intp], NDArray[np.intp]]  # [p], [p] state slots, and indexes in their runs
     drafts: NDArray[np.intp]  # [d] query tokens whose states are not written: the next forward may replay them
     drafts_to: tuple[NDArray[np.intp], NDArray[np.intp]]  # [d], [d] as replayed_from
     writes: Writes
@@ -131,7 +131,7 @@ def row_tokens_of(batch: ForwardBatch) -> RowTokens:
     begins = np.cumsum(counts) - counts
     # For each query token its row among the m and its index in the row; then the same for replayed tokens.
     row, index = _ragged(queries)
-    again, place_again = _ragged(before)
+    again, index_again = _ragged(before)
     is_draft = index >= certain[row]
     slots = batch.state_slots.numpy()[rows].astype(np.intp)
     read_from = _given(batch.states_read_from, batch.state_slots.numpy())[rows]
@@ -145,8 +145,8 @@ def row_tokens_of(batch: ForwardBatch) -> RowTokens:
         begins=begins,
         tokens=firsts[rows][row] + index,
         own=(begins + before)[row] + index,
-        replayed=begins[again] + place_again,
-        replayed_from=(slots[again], place_again),
+        replayed=begins[again] + index_again,
+        replayed_from=(slots[again], index_again),
         drafts=np.flatnonzero(is_draft),
         drafts_to=(slots[row[is_draft]], (index - certain[row])[is_draft]),
         writes=Writes(

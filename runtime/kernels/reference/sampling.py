@@ -240,9 +240,9 @@ def _scores(raw: F32, rows: I64, left: Left | None, edited: Mapping[int, F32], h
     if left is not None:
         there = np.isin(left.many, rows)
         logits[np.searchsorted(rows, left.many[there])] = left.logits[there]
-    for place, row in enumerate(rows.tolist()) if edited else ():
+    for nth, row in enumerate(rows.tolist()) if edited else ():
         if row in edited:
-            logits[place] = edited[row]
+            logits[nth] = edited[row]
     logits -= high[:, None]
     logits /= temperature[:, None]
     return logits
@@ -271,15 +271,15 @@ def _draw(
     if form is Form.FULL:
         vocab_size = scores.shape[1]
         filters = Filters.of(state, slots[rows])
-        for place in np.flatnonzero(filters.are_on(vocab_size)).tolist():
-            kept = kept_tokens(scores[place], *filters.of_row(place))
+        for nth in np.flatnonzero(filters.are_on(vocab_size)).tolist():
+            kept = kept_tokens(scores[nth], *filters.of_row(nth))
             if kept.shape[0] <= _NARROW:
-                wide[place] = False
-                parts.append(Candidates(np.full(kept.shape, rows[place], np.int64), kept, scores[place, kept]))
+                wide[nth] = False
+                parts.append(Candidates(np.full(kept.shape, rows[nth], np.int64), kept, scores[nth, kept]))
             else:
                 rest = np.ones(vocab_size, np.bool_)
                 rest[kept] = False
-                scores[place, rest] = -np.inf
+                scores[nth, rest] = -np.inf
     parts += wide_candidates(scores, np.flatnonzero(wide), rows, seed, position)
     best, _ = best_of(parts, seed, position)
     wanted = rows.shape[0] + (0 if few is None else np.unique(few.row).shape[0])

@@ -153,15 +153,15 @@ class ChunkAttention:
         self._works: dict[AttentionShape, tuple[ChunkPlan, ChunkWork] | None] = {}
 
     def attended(
-        self, qkv: torch.Tensor, weights: Attention, place: int, out: torch.Tensor | None = None
+        self, qkv: torch.Tensor, weights: Attention, cache_index: int, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Compute everything between the QKV product and the output product.
 
-        qkv: contiguous [T, (heads + 2 * kv_heads) * D]. place: index of the mixer's keys and values, written first.
+        qkv: contiguous [T, (heads + 2 * kv_heads) * D]. cache_index: of the mixer's keys and values, written first.
         out: zeros, contiguous [T, heads * D]; a new tensor by default. Returns `out`.
         """
         batch, shape, rope = self._batch, weights.shape, self._ropes[weights.rope]
-        keys, values = self._cache.keys[place], self._cache.values[place]
+        keys, values = self._cache.keys[cache_index], self._cache.values[cache_index]
         q = rotate_and_write(
             qkv, rope.cos, rope.sin, batch.positions, batch.slot_mapping, keys, values, shape.heads, weights.q_norm,
             weights.k_norm, weights.kv_scales,

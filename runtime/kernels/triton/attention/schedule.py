@@ -167,8 +167,8 @@ def _cut(
     ok = p < count[:, None]
     first = (hidden[:, None] + p * of_item[:, None]) * TILE
     end = tl.minimum(first + of_item[:, None] * TILE, tl.maximum(length - 1, 0)[:, None])
-    place = tl.where(p < full[:, None], full_before[:, None] + p, (tl.sum(fulls, 0) + rests_before)[:, None])
-    at = items + (which * num_rows * _MAX_PARTS + place) * _RECORD
+    nth = tl.where(p < full[:, None], full_before[:, None] + p, (tl.sum(fulls, 0) + rests_before)[:, None])
+    at = items + (which * num_rows * _MAX_PARTS + nth) * _RECORD
     tl.store(at, mine[:, None] + p * 0, mask=ok)
     tl.store(at + 1, first, mask=ok)
     tl.store(at + 2, end, mask=ok)

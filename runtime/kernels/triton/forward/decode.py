@@ -76,21 +76,21 @@ class RowStream:
         self._work: AttentionWork
         self._joined: torch.Tensor  # what a draft head has joined
 
-    def attention(self, weights: Attention, place: int) -> None:
+    def attention(self, weights: Attention, cache_index: int) -> None:
         if weights.joined:
             qkv = self._stored(self._joined, weights.qkv, self._empty(weights.qkv, STORE))
         else:
             qkv = self._normed_product(weights.norm, weights.qkv, STORE)
         gate = None if weights.gate is None else self._normed_product(weights.norm, weights.gate, STORE)
         weights = norms.norm_across_heads(qkv, weights)
-        attended = self._attended(qkv, weights, place)
+        attended = self._attended(qkv, weights, cache_index)
         if gate is not None:
             logistic_mul(attended, gate)
         self._add(attended, weights.o, weights.post_norm)
 
-    def recurrent(self, weights: Recurrent, place: int) -> None:
+    def recurrent(self, weights: Recurrent, cache_index: int) -> None:
         projected = self._normed_product(weights.norm, weights.proj, STORE)
-        states = *self._cache.states[place], self._cache.runs[place]
+        states = *self._cache.states[cache_index], self._cache.runs[cache_index]
         left = squares_of_norm(weights, self._batch, self._sums.squares, self._emb.ranks)
         mixed, squares = self._mixed(projected, weights, states, left)
         self._pending = partial(self._add_product, mixed, weights.out, None, squares)
@@ -104,7 +104,7 @@ class RowStream:
             projected, weights, states, self._batch, self._buffers, squares=squares, dependent=self._depends(True)
         )
 
-    def _attended(self, qkv: torch.Tensor, weights: Attention, place: int) -> torch.Tensor:
+    def _attended(self, qkv: torch.Tensor, weights: Attention, cache_index: int) -> torch.Tensor:
         """The heads' results, [rows, heads * D], the cache being written first.
 
         Lines see the tokens of lines before them, which are not in the cache yet. So attention runs twice: first over
@@ -114,21 +114,27 @@ class RowStream:
         attended = qkv.new_empty((self._rows, weights.shape.q_size))
         dependent = self._depends(True)
         if self._batch.by_token:
-            self._attend(qkv, attended, weights, place, -1, dependent)
+            self._attend(qkv, attended, weights, cache_index, -1, dependent)
             dependent = False  # what it asks for before it would wait is what the first has written
-        self._attend(qkv, attended, weights, place, self._buffers.kind(weights.shape, weights.window), dependent)
+        self._attend(qkv, attended, weights, cache_index, self._buffers.kind(weights.shape, weights.window), dependent)
         return attended
 
     def _attend(
-        self, qkv: torch.Tensor, attended: torch.Tensor, weights: Attention, place: int, kind: int, dependent: bool
+        self,
+        qkv: torch.Tensor,
+        attended: torch.Tensor,
+        weights: Attention,
+        cache_index: int,
+        kind: int,
+        dependent: bool,
     ) -> None:
         """Run decode attention of one layer into `attended`. kind: index of the window that the work was cut for."""
         shape, batch = weights.shape, self._batch
         decode_attention(
-            qkv, attended, self._cache.keys[place], self._cache.values[place], batch.block_tables, batch.seq_lens,
-            self._work.items[kind], self._work.total[kind], self._emb.ropes[weights.rope], weights,
-            self._plan, self._buffers.parts(shape, batch, self._plan), dependent=dependent,
-            query_start_loc=batch.query_start_loc, ragged=self._chunk_lens is not None,
+            qkv, attended, self._cache.keys[cache_index], self._cache.values[cache_index],
+            batch.block_tables, batch.seq_lens, self._work.items[kind], self._work.total[kind],
+            self._emb.ropes[weights.rope], weights, self._plan, self._buffers.parts(shape, batch, self._plan),
+            dependent=dependent, query_start_loc=batch.query_start_loc, ragged=self._chunk_lens is not None,
         )  # fmt: skip
 
     def dense(self, weights: Dense) -> None:
@@ -178,7 +184,7 @@ class RowStream:
         )  # fmt: skip
 
     def fuse(self, join: Join, product: Linear | None) -> None:
-        """A draft head's beginning, in the place of the embedding. join: given the residual, leaves what a head without
+        """Begin a draft head, instead of the embedding. join: given the residual, leaves what a head without
         a product goes on with there, and returns what `product` reads, or attention where there is none."""
         self._work = self._begin(embeds=False)
         self._joined = join(self._sums.values)

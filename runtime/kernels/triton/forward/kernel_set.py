@@ -39,15 +39,15 @@ class TritonBoundKernels:
         self._emb = emb
         self._buffers = DecodeBuffers()
 
-    def attention(self, weights: Attention, place: int) -> Callable[[RowStream], None]:
+    def attention(self, weights: Attention, cache_index: int) -> Callable[[RowStream], None]:
         self._buffers.add(weights.shape, weights.window)
-        return lambda stream: stream.attention(weights, place)
+        return lambda stream: stream.attention(weights, cache_index)
 
-    def mamba2(self, weights: Mamba2, place: int) -> Callable[[RowStream], None]:
-        return lambda stream: stream.recurrent(weights, place)
+    def mamba2(self, weights: Mamba2, cache_index: int) -> Callable[[RowStream], None]:
+        return lambda stream: stream.recurrent(weights, cache_index)
 
-    def gated_delta(self, weights: GatedDelta, place: int) -> Callable[[RowStream], None]:
-        return lambda stream: stream.recurrent(weights, place)
+    def gated_delta(self, weights: GatedDelta, cache_index: int) -> Callable[[RowStream], None]:
+        return lambda stream: stream.recurrent(weights, cache_index)
 
     def dense(self, weights: Dense) -> Callable[[RowStream], None]:
         return lambda stream: stream.dense(weights)
@@ -94,16 +94,16 @@ class TritonKernelSet:
         bound_logits(logits, cap)
 
     def logits_into(
-        self, hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, places: torch.Tensor, cap: float = 0.0
+        self, hidden: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, targets: torch.Tensor, cap: float = 0.0
     ) -> None:
         if hidden.shape[0] > MAX_ROWS and is_one_sum(*weight.shape):
             found = torch.empty((hidden.shape[0], weight.shape[0]), dtype=torch.float32, device=hidden.device)
             exact_product(hidden, weight, found, one_sum)
-            put_rows(found, out, places)
+            put_rows(found, out, targets)
         else:
-            product_of_rows(hidden, Linear(weight, None), out, places)
+            product_of_rows(hidden, Linear(weight, None), out, targets)
         if cap:
-            bound_logits(out, cap, places)
+            bound_logits(out, cap, targets)
 
     def bind(self, emb: EmbeddingAndHead) -> TritonBoundKernels:
         return TritonBoundKernels(emb)

@@ -33,15 +33,15 @@ class MixedRows(RowStream):
         # Attention's results by their size, for every layer: nobody writes the rows of padding, which stay zero.
         self._results: dict[int, torch.Tensor] = {}
 
-    def _attended(self, qkv: torch.Tensor, weights: Attention, place: int) -> torch.Tensor:
+    def _attended(self, qkv: torch.Tensor, weights: Attention, cache_index: int) -> torch.Tensor:
         size = weights.shape.q_size
         if size not in self._results:
             self._results[size] = qkv.new_zeros((self._rows, size))
         out = self._results[size]
-        self._attention.attended(qkv, weights, place, out)
+        self._attention.attended(qkv, weights, cache_index, out)
         if self._chunk_lens is not None:
             kind = self._buffers.kind(weights.shape, weights.window)
-            self._attend(qkv, out, weights, place, kind, self._depends(True))
+            self._attend(qkv, out, weights, cache_index, kind, self._depends(True))
         return out
 
     def _mixed(

@@ -53,12 +53,11 @@ def has_end_inside(linear: Linear, rows: int) -> bool:
 
 
 def product_of_rows(
-    hidden: torch.Tensor, linear: Linear, out: torch.Tensor, places: torch.Tensor | None = None
+    hidden: torch.Tensor, linear: Linear, out: torch.Tensor, targets: torch.Tensor | None = None
 ) -> None:
     """out = hidden @ weight.T + bias, in the order of its segments, without memory for split products. hidden: [R, in].
-    linear: weight [outputs, in]. out: [R, outputs]; with places, int32 [R], rows of any number, of which each row goes
-    to its own place."""
+    linear: weight [outputs, in]. out: [R, outputs]; with targets, int32 [R], the row of `out` for each row."""
     rows = hidden.shape[0]
     tiling = rows_tiling(*sizes_of(linear.weight), rows_in_table(rows), EPILOGUES[STORE], hidden.element_size())
     tiling = replace(tiling, spread=False, dependent=tiling.dependent and dependent_launch_works())
-    small_batch_product(hidden, linear, out, STORE, tiling, None, rows, places=places)
+    small_batch_product(hidden, linear, out, STORE, tiling, None, rows, targets=targets)

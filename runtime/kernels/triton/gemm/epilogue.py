@@ -46,7 +46,7 @@ class End(NamedTuple):
     """The tensors of a product's end. None: there is no such thing."""
 
     bias: torch.Tensor | None  # [outputs], twice as many if GATED
-    places: torch.Tensor | None  # int32 [rows] the row of the output to which each row goes
+    targets: torch.Tensor | None  # int32 [rows] the row of the output to which each row goes
     squares_in: torch.Tensor | None  # float64 [tiles, rows] sums of squares for the norm before
     eps: float  # of that norm
     gamma: torch.Tensor | None  # [outputs] the weight of the norm that follows
@@ -107,10 +107,10 @@ def product_end(acc, tile, column, weights, rows, out, end, num_rows, SIZES: tl.
     squares, old = rows
     output = tile * SIZES.ROWS + tl.arange(0, SIZES.ROWS)
     ok = (output < SIZES.OUTPUTS)[:, None] & (column < num_rows)[None, :]
-    place = column
-    if end.places is not None:
-        place = tl.load(end.places + column, mask=column < num_rows, other=0)
-    at = place.to(tl.int64)[None, :] * SIZES.OUTPUTS + output[:, None]
+    target = column
+    if end.targets is not None:
+        target = tl.load(end.targets + column, mask=column < num_rows, other=0)
+    at = target.to(tl.int64)[None, :] * SIZES.OUTPUTS + output[:, None]
     if SIZES.SQUARES > 0:
         STEP: tl.constexpr = SIZES.STEP
         SQUARES: tl.constexpr = SIZES.SQUARES

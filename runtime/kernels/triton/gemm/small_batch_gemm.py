@@ -168,14 +168,14 @@ class SplitScratch(NamedTuple):
 
 def end_of(
     linear: Linear, epilogue: int, tile: tuple[int, int], squares: Squares,
-    norm: Norm | None, residual: Residual | None, activation: Activation, places: torch.Tensor | None = None, *,
+    norm: Norm | None, residual: Residual | None, activation: Activation, targets: torch.Tensor | None = None, *,
     lone: bool = False,
 ) -> tuple[End, Sizes]:  # fmt: skip
     """Return the tensors and the constants of a product's end. tile: outputs and rows of the batch of one. lone: there
     is one row. Other arguments: as `small_batch_product` has them."""
     (outputs, depth), (rows, columns) = linear.weight.shape, tile
     found, tiles, eps = squares if squares is not None else (None, 0, 0.0)
-    end, left = End(linear.bias, places, found, eps, None, None, None), found
+    end, left = End(linear.bias, targets, found, eps, None, None, None), found
     if epilogue == ADD:
         assert norm is not None and residual is not None
         left = residual.squares
@@ -212,7 +212,7 @@ def small_batch_product(
     squares: Squares = None,
     norm: Norm | None = None,
     residual: Residual | None = None,
-    places: torch.Tensor | None = None,
+    targets: torch.Tensor | None = None,
     activation: Activation = "silu",
     chained: bool = True,
 ) -> None:
@@ -222,18 +222,18 @@ def small_batch_product(
     weight [out, in], twice as many rows if GATED. scratch: needed where the parts of the depth are spread over
     programs. squares: x is a `scaled` residual, whose sums of squares these are: float64 [tiles, num_rows or more], how
     many tiles, and the norm's eps. ADD: `out` is residual.values, and the rest of `residual` is made for `norm`.
-    places: int32 [num_rows], the row of `out` to which each row goes, with STORE; each to its own without it.
+    targets: int32 [num_rows], the row of `out` to which each row goes, with STORE; each to its own without it.
     activation: of the gate, if GATED. chained: parts are summed in chains (`chain_of`), if there are several.
     """
     depth, halves = linear.weight.shape[1], 2 if epilogue == GATED else 1
     columns = min(columns_of(num_rows), tiling.columns)
     end, sizes = end_of(
-        linear, epilogue, (tiling.rows, columns), squares, norm, residual, activation, places,
+        linear, epilogue, (tiling.rows, columns), squares, norm, residual, activation, targets,
         lone=tiling.direct and num_rows == 1,
     )  # fmt: skip
     tiles_out, groups = ceil_div(sizes.OUTPUTS, tiling.rows), ceil_div(num_rows, columns)
     assert end.squares_out is None or tiles_out <= end.squares_out.shape[0]
-    assert epilogue == STORE or places is None
+    assert epilogue == STORE or targets is None
     spread = tiling.spread and tiling.splits > 1 and not tiling.direct
     chain = chain_of(depth, tiling.splits) if chained else 0
     assert not chain or (tiling.block % chain == 0 if tiling.direct else tiling.block == chain)

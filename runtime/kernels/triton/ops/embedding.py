@@ -21,9 +21,9 @@ def _embed_kernel(token_ids, table, out, first, count, WIDTH: tl.constexpr, BLOC
     """Look up BLOCK numbers of a token's embedding; 0 for ids outside of this rank's `count` from `first` on."""
     token = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    place = tl.load(token_ids + token) - first
-    ours = (place >= 0) & (place < count)
-    row = tl.load(table + place * WIDTH + i, mask=ours & (i < WIDTH), other=0.0)
+    index = tl.load(token_ids + token) - first
+    ours = (index >= 0) & (index < count)
+    row = tl.load(table + index * WIDTH + i, mask=ours & (i < WIDTH), other=0.0)
     if SCALE != 1.0:
         row = (row.to(tl.float32) * SCALE).to(table.dtype.element_ty)
     tl.store(out + token * WIDTH + i, row, mask=i < WIDTH)

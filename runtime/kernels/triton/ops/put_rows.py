@@ -16,31 +16,31 @@ _BLOCK: Final = 2048
 
 @triton.jit
 def _put_kernel(
-    x, places, out, WIDTH: tl.constexpr, OUT_WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+    x, targets, out, WIDTH: tl.constexpr, OUT_WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Copy BLOCK numbers of a row to another row, or with COLUMNS each number to another column of its row."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     found = tl.load(x + row * WIDTH + i, mask=i < WIDTH)
     if COLUMNS:
-        to = row * OUT_WIDTH + tl.load(places + i, mask=i < WIDTH, other=0)
+        to = row * OUT_WIDTH + tl.load(targets + i, mask=i < WIDTH, other=0)
     else:
-        to = tl.load(places + row).to(tl.int64) * OUT_WIDTH + i
+        to = tl.load(targets + row).to(tl.int64) * OUT_WIDTH + i
     tl.store(out + to, found.to(out.dtype.element_ty), mask=i < WIDTH)
 
 
-def put_columns(x: torch.Tensor, out: torch.Tensor, places: torch.Tensor) -> None:
-    """Set out[:, places[i]] = x[:, i] in the dtype of `out`; other columns stay. x: contiguous [n, width]. out:
-    contiguous [n or more, m]. places: int32 [width], distinct.
+def put_columns(x: torch.Tensor, out: torch.Tensor, targets: torch.Tensor) -> None:
+    """Set out[:, targets[i]] = x[:, i] in the dtype of `out`; other columns stay. x: contiguous [n, width]. out:
+    contiguous [n or more, m]. targets: int32 [width], distinct.
     """
-    _put(x, out, places, columns=True)
+    _put(x, out, targets, columns=True)
 
 
-def put_rows(rows: torch.Tensor, out: torch.Tensor, places: torch.Tensor) -> None:
-    """Set out[places[i]] = rows[i] in the dtype of `out`. rows: contiguous [n, width]. out: contiguous [m, width].
-    places: int32 [n]; with duplicates the result may mix their rows.
+def put_rows(rows: torch.Tensor, out: torch.Tensor, targets: torch.Tensor) -> None:
+    """Set out[targets[i]] = rows[i] in the dtype of `out`. rows: contiguous [n, width]. out: contiguous [m, width].
+    targets: int32 [n]; with duplicates the result may mix their rows.
     """
-    _put(rows, out, places, columns=False)
+    _put(rows, out, targets, columns=False)
 
 
 def _put(x: torch.Tensor, out: torch.Tensor, to: torch.Tensor, *, columns: bool) -> None:

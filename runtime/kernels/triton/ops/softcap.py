@@ -26,20 +26,20 @@ def bounded(score, CAP: tl.constexpr):
 
 
 @triton.jit
-def _bound_kernel(logits, places, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CAP: tl.constexpr):
+def _bound_kernel(logits, targets, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CAP: tl.constexpr):
     """Bound BLOCK logits of a row."""
     row = tl.program_id(0).to(tl.int64)
-    if places is not None:
-        row = tl.load(places + row).to(tl.int64)
+    if targets is not None:
+        row = tl.load(targets + row).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     found = tl.load(logits + row * WIDTH + i, mask=i < WIDTH, other=0.0)
     tl.store(logits + row * WIDTH + i, bounded(found, CAP), mask=i < WIDTH)
 
 
-def bound_logits(logits: torch.Tensor, cap: float, places: torch.Tensor | None = None) -> None:
-    """Compute logits = cap * tanh(logits / cap) in place. logits: float32, contiguous [m, vocab]. places: int32 [n],
+def bound_logits(logits: torch.Tensor, cap: float, targets: torch.Tensor | None = None) -> None:
+    """Compute logits = cap * tanh(logits / cap) in place. logits: float32, contiguous [m, vocab]. targets: int32 [n],
     the rows to bound, each once; a duplicate row is undefined. None: all rows.
     """
     rows, width = logits.shape
-    rows = rows if places is None else places.shape[0]
-    _bound_kernel[(rows, triton.cdiv(width, _BLOCK))](logits, places, WIDTH=width, BLOCK=_BLOCK, CAP=cap, num_warps=4)
+    rows = rows if targets is None else targets.shape[0]
+    _bound_kernel[(rows, triton.cdiv(width, _BLOCK))](logits, targets, WIDTH=width, BLOCK=_BLOCK, CAP=cap, num_warps=4)

@@ -47,7 +47,7 @@ _CAPACITY = tl.constexpr(CAPACITY)
 
 @triton.jit
 def _taken(at, ok, state, step, wait_words, peer, BLOCK: tl.constexpr):
-    """Wait for the bits that a peer pushes to these places, and empty them. state: (whether a wait was given up,
+    """Wait for the bits that a peer pushes to these addresses, and clear them. state: (whether a wait was given up,
     tries, when the first long wait began, ns of all waits). Returns (int16 bits, the new state)."""
     dead, tries, begun, waited = state
     bits = tl.load(at, mask=ok, other=0, volatile=True)

@@ -66,7 +66,7 @@ def run_of(row, queries, rows, SIZES: tl.constexpr):
 def inputs_of(index, projected, kept, line, slot, columns, masks, replayed, tokens, SIZES: tl.constexpr):
     """Load a token's inputs: for each tensor of `columns` one of its shape, float32.
 
-    index: the token's place in the run; from `tokens` on, all is 0. line: the row's first query token. columns: tuple
+    index: the token's index in the run; from `tokens` on, all is 0. line: the row's first query token. columns: tuple
     of int tensors, among the INPUTS of a token. masks: of existing columns. replayed: the number of replayed tokens.
     """
     inputs = ()

@@ -69,9 +69,9 @@ def take_over_drafts(
     """Copy the first rank's drafts to every rank before F. count: most drafts of a row. slots: int32 [rows or more].
     proposed: int32 [slots, K]. drafted: int32 [slots].
     """
-    places = slots[:num_rows].long()
-    words = torch.cat((drafted[places, None], proposed[places, :count]), 1)
+    rows = slots[:num_rows].long()
+    words = torch.cat((drafted[rows, None], proposed[rows, :count]), 1)
     ranks.spread(words)
     if not ranks.share.is_first:
-        drafted[places] = words[:, 0]
-        proposed[places, :count] = words[:, 1:]
+        drafted[rows] = words[:, 0]
+        proposed[rows, :count] = words[:, 1:]

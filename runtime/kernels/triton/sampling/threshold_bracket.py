@@ -39,7 +39,7 @@ _MASSLESS_KEY = tl.constexpr(0x41E00000)
 LADDER: Final = (0.1, 0.25, 0.5, 0.8, 1.2, 1.6, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.5, 7.5, 11.0, 28.0)
 # Positions of a bracket's keys relative to the bracket's width, clamped to its ends: in the first round around the
 # guess, so that the outer ones are the ends; in the second from the lower end and closer together there, because small
-# misses are more frequent. The last key, for all counting tokens, is not placed.
+# misses are more frequent. The last key, for all counting tokens, is not set.
 OFFSETS: Final = (
     (-1.0, -0.08, -0.027, 0.0, 0.027, 0.08, 1.0, 1.0),
     (0.0, 1 / 36, 4 / 36, 9 / 36, 16 / 36, 25 / 36, 2.0, 2.0),
@@ -156,7 +156,7 @@ def bracket_kernel(rows, count, parameters, buffers, AGAIN: tl.constexpr, THREAD
     """Compute the amount of a row's tokens up to each of a few keys: int64 [rows, rounds, tiles, spots], summed over a
     program's tiles at its first tile, and zeros at the others.
 
-    The first round places keys by the guess; the second between the two keys around the threshold, for rows with many
+    The first round sets keys by the guess; the second between the two keys around the threshold, for rows with many
     tokens there. keys: int32 [rows, rounds, spots], ascending. A thread of THREADS processes four tokens at a time,
     whose limbs float32 adds exactly.
     """
