@@ -287,12 +287,12 @@ class Ungated:
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
     """An expert for every token: its output is multiplied by the logistic function of the dot product of its input with
-    `share`, if there is one.
+    `gate`, if there is one.
     """
 
     gate_up: Linear  # like the other experts': hidden to 2 * intermediate or to intermediate
     down: Linear  # intermediate to hidden
-    share: torch.Tensor | None = None  # [hidden]
+    gate: torch.Tensor | None = None  # [hidden]
 
     @property
     def width(self) -> int:
@@ -303,12 +303,12 @@ class SharedExpert:
 @dataclass(frozen=True, slots=True)
 class Experts:
     """A feed-forward in which each token is sent to a few of many experts: x += the sum, over the experts that the
-    token's router chooses, of share * down(silu(gate) * up), gate and up of norm(x), which are one product. activation:
-    with squared_relu experts have no gate, and make down(relu(up)^2).
+    token's router chooses, of routing weight * down(silu(gate) * up), gate and up of norm(x), which are one product.
+    activation: with squared_relu experts have no gate, and make down(relu(up)^2).
 
-    The router's scores are a product of norm(x); `choice` says which experts they choose and what the shares are. A
-    token's sum is taken in the order of the experts' numbers, whatever its neighbours choose, and what the shared
-    expert makes of norm(x) comes last. Tokens of masked rows, and padding, choose none, and nothing is added to them.
+    The router's scores are a product of norm(x); `choice` defines the chosen experts and the routing weights. A
+    token's sum is in the order of expert numbers, whatever its neighbors choose; the shared expert's result for norm(x)
+    comes last. Tokens of masked rows, and padding, choose none, and nothing is added to them.
     """
 
     norm: Norm  # over hidden

@@ -161,13 +161,13 @@ class FirstProduct:
 class BoundSharedExpert:
     """The products of a shared expert.
 
-    share: [hidden, 1]. A library's product with one output is not row-invariant, so each token's is a separate dot
+    gate: [hidden, 1]. A library's product with one output is not row-invariant, so each token's is a separate dot
     product.
     """
 
     first: FirstProduct
     down: Product
-    share: NDArray[np.float32] | None
+    gate: NDArray[np.float32] | None
     products: Products
 
     @staticmethod
@@ -175,17 +175,17 @@ class BoundSharedExpert:
         def bound(linear: Linear) -> Product:
             return products.bind(linear.weight, linear.bias)
 
-        share = None if weights.share is None else weights.share.float().numpy()[:, None]
+        gate = None if weights.gate is None else weights.gate.float().numpy()[:, None]
         first = FirstProduct(bound(weights.gate_up), activation)
-        return BoundSharedExpert(first, bound(weights.down), share, products)
+        return BoundSharedExpert(first, bound(weights.down), gate, products)
 
     def of_all(self, buffers: Buffers, own: ExpertBuffers) -> NDArray[np.float32]:
         """Return the shared expert's output for the residual's norm, every token. [T, hidden]"""
         y = own.y.numpy()
         self.first.write(buffers.normed_parts, own.shared_gate_up, own.shared_gated)
         self.down.write(self.products.cut(own.shared_gated), own.y)
-        if self.share is not None:
-            y /= np.exp(-np.matmul(buffers.norm.out[:, None], self.share)[:, 0]) + np.float32(1.0)
+        if self.gate is not None:
+            y /= np.exp(-np.matmul(buffers.norm.out[:, None], self.gate)[:, 0]) + np.float32(1.0)
         return y
 
 

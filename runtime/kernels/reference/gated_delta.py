@@ -81,7 +81,7 @@ class BoundDelta:
         k = _divided_by_length(k)[:, :, None, None]
         v = convolved[:, 2 * shape.keys :].reshape(*by_value, shape.value_dim)
         decay = np.exp(softplus(dt + self.dt_bias) * self.a).reshape(*by_value, 1, 1)
-        share = (np.float32(1.0) / (np.exp(-b) + np.float32(1.0))).reshape(*by_value, 1)
+        beta = (np.float32(1.0) / (np.exp(-b) + np.float32(1.0))).reshape(*by_value, 1)
         y = np.empty(v.shape, np.float32)
         held = runs.begin(state).reshape(*by_value, shape.value_dim, shape.key_dim)
         writes = runs.writes.by_step()
@@ -89,7 +89,7 @@ class BoundDelta:
             now, key = held[:rows], k[indexes]
             now *= decay[indexes]
             known = np.einsum("rghvk,rghvk->rghv", now, np.broadcast_to(key, now.shape))
-            now += (share[indexes] * (v[indexes] - known))[..., None] * key
+            now += (beta[indexes] * (v[indexes] - known))[..., None] * key
             y[indexes] = np.einsum("rghvk,rghvk->rghv", now, np.broadcast_to(q[indexes], now.shape))
             if step in writes:
                 left, slots = writes[step]

@@ -236,11 +236,11 @@ def shared_expert(
     *,
     bias: bool = False,
     pieces: int = 0,
-    share: torch.Tensor | None = None,
+    gate: torch.Tensor | None = None,
     dequantized: bool = True,
 ) -> SharedExpert:
     """Build a layer's shared expert, or the rank's part of its width. projections: names of gate and up, or of the
-    projection instead, and of down. pieces: of the first product if one tensor has several; 0: one a tensor. share:
+    projection instead, and of down. pieces: of the first product if one tensor has several; 0: one a tensor. gate:
     [hidden]. dequantized: see `TensorReader.linear`. Raises ShareError.
     """
     *first, last = (prefix + name for name in projections)
@@ -250,5 +250,5 @@ def shared_expert(
     return SharedExpert(
         tensors.linear(tuple(first), rows, hidden, bias=bias, own=outputs, dequantized=dequantized),
         tensors.linear((last,), (hidden,), width, bias=bias, inputs=inputs, dequantized=dequantized),
-        share,
+        gate,
     )

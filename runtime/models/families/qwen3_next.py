@@ -232,8 +232,8 @@ def gated_delta(
 def experts_and_shared(config: Qwen3NextConfig, layer: int, tensors: TensorReader) -> Experts:
     """Build a layer's experts and shared expert, or the rank's part of their widths. Raises ShareError."""
     block, hidden, projections = f"model.layers.{layer}.mlp.", config.hidden_size, ("gate_proj", "up_proj", "down_proj")
-    router, share = tensors.linear_and_row(f"{block}gate", f"{block}shared_expert_gate", config.experts, hidden)
-    shared = shared_expert(config.shared_size, hidden, f"{block}shared_expert.", tensors, projections, share=share)
+    router, gate = tensors.linear_and_row(f"{block}gate", f"{block}shared_expert_gate", config.experts, hidden)
+    shared = shared_expert(config.shared_size, hidden, f"{block}shared_expert.", tensors, projections, gate=gate)
     return replace(experts(config, layer, tensors, block="mlp", projections=projections, router=router), shared=shared)
 
 

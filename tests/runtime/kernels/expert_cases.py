@@ -120,7 +120,7 @@ class Case:
             for share, expert in zip(shares[token].tolist(), named[token].tolist(), strict=True):
                 total[token] += share * self._of_one(weights.gate_up[expert], weights.down[expert], x[token])
             if shared is not None:
-                share = 1.0 if shared.share is None else self.scores[token, count].double().sigmoid().item()
+                share = 1.0 if shared.gate is None else self.scores[token, count].double().sigmoid().item()
                 total[token] += share * self._of_one(shared.gate_up, shared.down, x[token])
         return total
 

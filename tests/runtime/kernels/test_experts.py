@@ -205,7 +205,7 @@ class Layer:
         both = zip(self.weights.gate_up, self.weights.down, strict=True)
         gate_up, down = zip(*[narrow(first, last, WIDTH) for first, last in both], strict=True)
         if shared is not None:
-            shared = SharedExpert(*narrow(shared.gate_up, shared.down, SHARED), shared.share)
+            shared = SharedExpert(*narrow(shared.gate_up, shared.down, SHARED), shared.gate)
         part.weights = replace(self.weights, gate_up=gate_up, down=down, shared=shared)
         part.bound = BoundExperts.of(part.weights, self.products)
         return part
@@ -284,8 +284,8 @@ def test_what_every_token_gets_is_added_behind_its_experts(share: bool) -> None:
     normed = x / torch.sqrt((x * x).mean(1, keepdim=True) + 1e-6)
     both = normed @ layer.plain[id(shared.gate_up)].t()
     expected = (torch.nn.functional.silu(both[:, :SHARED]) * both[:, SHARED:]) @ layer.plain[id(shared.down)].t()
-    if shared.share is not None:
-        expected *= torch.sigmoid(normed @ shared.share.double())[:, None]
+    if shared.gate is not None:
+        expected *= torch.sigmoid(normed @ shared.gate.double())[:, None]
     found = layer.added(residual)
     np.testing.assert_allclose(found - plain.added(residual), expected.numpy(), rtol=2e-5, atol=5e-5)
     alone = np.concatenate([layer.added(residual[i : i + 1]) for i in range(len(residual))])

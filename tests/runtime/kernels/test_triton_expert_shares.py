@@ -46,7 +46,7 @@ def part_of(case: Case, share: Share) -> Case:
     gate_up, down = zip(*[narrow(first, last) for first, last in both], strict=True)
     shared = weights.shared
     if shared is not None:
-        shared = SharedExpert(*narrow(shared.gate_up, shared.down), shared.share)
+        shared = SharedExpert(*narrow(shared.gate_up, shared.down), shared.gate)
     return replace(case, packed=PackedExperts.of(replace(weights, gate_up=gate_up, down=down, shared=shared)))
 
 

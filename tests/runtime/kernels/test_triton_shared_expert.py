@@ -110,9 +110,9 @@ def test_a_router_s_bias_is_in_the_scores_of_experts_and_not_in_a_share_s(dtype:
 def layer_of_a_share(pack: Pack) -> tuple[Experts, torch.Tensor]:
     """The experts of a model that gives each token a share of the one beside them, and what makes it."""
     experts = dummy_weights(hybrid("Qwen3NextForCausalLM"), HALF, DEVICE, pack).layers[1].feed_forward
-    assert isinstance(experts, Experts) and experts.shared is not None and experts.shared.share is not None
+    assert isinstance(experts, Experts) and experts.shared is not None and experts.shared.gate is not None
     assert scored_by(experts) == experts.count + 1
-    return experts, experts.shared.share
+    return experts, experts.shared.gate
 
 
 def test_a_last_piece_is_less_deep_where_blocks_divide_the_others() -> None:

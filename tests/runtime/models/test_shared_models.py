@@ -72,8 +72,8 @@ def test_ranks_divide_the_width_of_each_expert_and_have_the_same_router(architec
         if complete.shared is not None:
             shared = [one.shared for one in experts if one.shared is not None]
             check_widths((complete.shared.gate_up, complete.shared.down), [(one.gate_up, one.down) for one in shared])
-            if complete.shared.share is not None:
-                assert all(one.share is not None and torch.equal(one.share, complete.shared.share) for one in shared)
+            if complete.shared.gate is not None:
+                assert all(one.gate is not None and torch.equal(one.gate, complete.shared.gate) for one in shared)
     assert found
 
 

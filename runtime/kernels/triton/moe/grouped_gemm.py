@@ -270,10 +270,10 @@ def expert_product(
 
     which: FIRST_GATED: x is contiguous [T, in], weight [experts, 2 * outputs, in], and what is left is silu(gate) * up;
     FIRST_SQUARED: the same with weight [experts, outputs, in] and relu(product)^2; LAST: x is [T * chosen, in], weight
-    [experts, outputs, in], and every entry is multiplied by its share. scaled: each token times its `routed.scale`
-    first. shared: is computed beside them, or before them where they are in FP8, which it is not. lone: the only token,
-    of which `routed` is `unrouted`: the first product chooses its experts and applies its norm's scale. dependent:
-    launched programmatically.
+    [experts, outputs, in], and every entry is multiplied by its routing weight. scaled: each token times its
+    `routed.scale` first. shared: is computed beside them, or before them where they are in FP8, which it is not. lone:
+    the only token, of which `routed` is `unrouted`: the first product chooses its experts and applies its norm's scale.
+    dependent: launched programmatically.
     """
     launch = partial(_launch, routed, chosen, out, which, scaled=scaled, lone=lone, dependent=dependent)
     if isinstance(weight, torch.Tensor):

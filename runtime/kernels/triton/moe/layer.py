@@ -107,7 +107,7 @@ class PackedExperts:
         between = x.new_empty((tokens, width))
         pieces = ceil_div(width, self.down.shape[2])
         of_shared = torch.empty((tokens, pieces, hidden), dtype=torch.float32, device=x.device)
-        scores_of_gate = None if shared.share is None else scores
+        scores_of_gate = None if shared.gate is None else scores
         return (
             SharedProduct(shared.gate_up, width, x, between),
             SharedProduct(shared.down, width, between, of_shared, scores_of_gate),
@@ -162,15 +162,15 @@ def live_tokens(batch: ForwardBatch) -> torch.Tensor:
 def router_of(weights: Experts) -> Linear:
     """Return the router with the row of the shared expert's gate appended, if there is one."""
     router, shared = weights.router, weights.shared
-    if shared is None or shared.share is None:
+    if shared is None or shared.gate is None:
         return router
     bias = None if router.bias is None else torch.cat((router.bias, router.bias.new_zeros(1)))
-    return Linear(_joined((router.weight, shared.share[None])), bias)
+    return Linear(_joined((router.weight, shared.gate[None])), bias)
 
 
 def scored_by(weights: Experts) -> int:
     """Outputs of `router_of`."""
-    has_gate = weights.shared is not None and weights.shared.share is not None
+    has_gate = weights.shared is not None and weights.shared.gate is not None
     return weights.router.weight.shape[0] + has_gate
 
 

@@ -30,10 +30,10 @@ def _logistic_mul_kernel(x, gate, WIDTH: tl.constexpr, STRIDE: tl.constexpr, EAC
     inside = i < WIDTH
     value = tl.load(x + row * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
     if EACH:
-        share = logistic(tl.load(gate + row * STRIDE + i, mask=inside, other=0.0).to(tl.float32))
+        factor = logistic(tl.load(gate + row * STRIDE + i, mask=inside, other=0.0).to(tl.float32))
     else:
-        share = logistic(tl.load(gate + row * STRIDE).to(tl.float32))
-    tl.store(x + row * WIDTH + i, (value * share).to(x.dtype.element_ty), mask=inside)
+        factor = logistic(tl.load(gate + row * STRIDE).to(tl.float32))
+    tl.store(x + row * WIDTH + i, (value * factor).to(x.dtype.element_ty), mask=inside)
 
 
 def logistic_mul(x: torch.Tensor, gate: torch.Tensor) -> None:
