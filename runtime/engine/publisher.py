@@ -24,8 +24,8 @@ from runahead.runtime.scheduler.outcomes import Commit, Ending, PromptLogprobRan
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.wire import messages as m
-from runahead.runtime.wire.block_keys import Content
 from runahead.runtime.wire.kv_events import KvChange, KvReply
+from runahead.runtime.wire.prompts import Content
 
 NOT_SEEN_S: Final = -1.0  # the time of a stage that a request did not reach
 _NO_HANDLES: Final = np.zeros(0, np.int64)

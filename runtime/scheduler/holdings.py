@@ -20,7 +20,7 @@ from runahead.runtime.scheduler.outcomes import Deferred, Eviction, Filled, Rele
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.request import Request, SharedPrompts
 from runahead.runtime.scheduler.rows import RowPhase, Rows
-from runahead.runtime.wire.block_keys import PrefixKeys
+from runahead.runtime.wire.prompts import PrefixKeys
 
 _A_FEW: Final = 48  # blocks that join the prefix cache in a turn, at least
 

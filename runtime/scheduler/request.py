@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from runahead.runtime.memory.block_pool import NO_SLOT, BlockPool, SlotPool
 from runahead.runtime.memory.prefix_cache import NO_SNAPSHOT, SnapshotPool
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
-from runahead.runtime.wire.block_keys import PrefixKeys
 from runahead.runtime.wire.engine_config import MOST_DRAFTS
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
+from runahead.runtime.wire.prompts import PrefixKeys
 
 MAX_EVICTIONS: Final = 3  # a request with so many evictions is protected: others of its priority are evicted first
 

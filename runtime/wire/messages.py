@@ -54,7 +54,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A request with precomputed parts (`runahead.runtime.wire.preparation`).
+    """A request with precomputed parts (`runahead.runtime.wire.prompts`).
 
     prompt: int32 token ids, never empty. prompt_ids: its distinct ids, int32, ascending, for a repetition penalty; else
     empty. block_keys: keys of its full blocks, 32 bytes each, for an engine with a prefix cache; else empty.

@@ -36,7 +36,7 @@ from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import MAX_STOP_IDS, SamplingParams, StoppingParams
-from runahead.runtime.wire.preparation import prepared_submit
+from runahead.runtime.wire.prompts import prepared_submit
 from tests.runtime.chain import MemoryLinks
 from tests.runtime.models.dense_configs import dense_config
 

@@ -11,7 +11,7 @@ from runahead.cuda_graphs.device import DeviceError
 from runahead.runtime.watchdog import LaunchHungError, NoProgressError
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason
-from runahead.runtime.wire.preparation import prepared_submit
+from runahead.runtime.wire.prompts import prepared_submit
 from tests.runtime.chain import EVERYTHING
 from tests.simulation.assembly import make_chain
 from tests.simulation.book import Book

@@ -15,7 +15,7 @@ from runahead.runtime.scheduler.request import Request, SharedPrompt
 from runahead.runtime.scheduler.rows import RowPhase, Rows
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams
-from runahead.runtime.wire.preparation import prepared_submit
+from runahead.runtime.wire.prompts import prepared_submit
 from tests.cuda_graphs.simulated_device import seeded_schedule
 from tests.runtime.chain import Chain, make_chain
 from tests.simulation.clock import Clock

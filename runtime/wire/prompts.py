@@ -1,4 +1,5 @@
-"""Content keys of KV blocks, computed in front ends so that the engine hashes no prompt.
+"""A prompt's message to the engine, with parts that front ends compute, so that the engine's loop hashes and sorts no
+prompt.
 
 A block's key is the SHA-256 of the previous key and its token ids. The first block's previous key is the salt, hashed
 twice, so no salt can imitate a key and a block. Equal keys mean equal tokens at equal positions under the same salt.
@@ -7,10 +8,13 @@ twice, so no salt can imitate a key and a block. Equal keys mean equal tokens at
 from __future__ import annotations
 
 from hashlib import sha256
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from runahead.runtime.wire import messages as m
+from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 
 KEY_BYTES: Final = 32
 
@@ -77,3 +81,38 @@ def prompt_keys(salt: str, prompt: NDArray[np.int32], block_size: int) -> bytes:
     for place in range(prompt.size // block_size):
         keys.content(place, tokens[place * size : (place + 1) * size])
     return b"".join(keys.from_index(0))
+
+
+def prepared_submit(
+    handle: int,
+    request_id: str,
+    prompt: NDArray[np.int32],
+    sampling: SamplingParams,
+    stopping: StoppingParams,
+    *,
+    block_size: int,
+    cache_salt: str = "",
+    **others: Any,
+) -> m.Submit:
+    """Make the message for a completion of `prompt`, int32 [n].
+
+    block_size: of the engine's KV blocks if it has a prefix cache, else 0. others: further fields of `Submit`.
+    """
+    tokens = np.ascontiguousarray(prompt, np.dtype("<i4"))
+    return m.Submit(
+        handle,
+        request_id,
+        tokens.tobytes(),
+        sampling,
+        stopping,
+        cache_salt=cache_salt,
+        prompt_ids=_distinct(tokens).tobytes() if sampling.repetition_penalty != 1 else b"",
+        block_keys=prompt_keys(cache_salt, tokens, block_size) if block_size else b"",
+        **others,
+    )
+
+
+def _distinct(tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return each id once, ascending."""
+    ordered = np.sort(tokens)
+    return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if ordered.size else ordered
