@@ -73,7 +73,7 @@ class Engine:
         self.figures = Figures()
         self.structured = Structured(masks or Masks(), scheduler.holdings, scheduler.limits)
         self.registry = Registry(self.structured.ended)
-        self.publisher = Publisher(links, scheduler.rows, device.rings, self.registry)
+        self.publisher = Publisher(links, scheduler.holdings, device.rings, self.registry)
         self._prompt_calls = prompt_calls(device, scheduler)
         self._links = links
         self._poison = poison

@@ -10,9 +10,9 @@ from runahead.runtime.scheduler.holdings import Holdings
 from runahead.runtime.scheduler.ledger import Launch, LedgerError
 from runahead.runtime.scheduler.outcomes import NOT_A_TOKEN, Commit, Ending
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
+from runahead.runtime.scheduler.request import Tally
 from runahead.runtime.scheduler.result_cells import disagreement, read_cells
 from runahead.runtime.scheduler.steady_decode import KeptRows
-from runahead.runtime.scheduler.tally import Tally
 from runahead.runtime.wire.parameters import FinishReason
 
 

@@ -172,7 +172,6 @@ def begin_row(rows: Rows, request: Request, block_size: int, limits: SchedulerLi
     rows.needs_full[slot] = request.may_hold or needs_full(request.sampling, stopping)
     rows.may_hold[slot] = request.may_hold
     rows.owner[slot], rows.handle[slot], rows.order[slot] = request.owner, request.handle, request.order
-    rows.token_times.begin(slot, request.last_token_s)
     rows.logprobs[slot] = sampling.logprobs
     rows.prompt_logprobs[slot] = sampling.prompt_logprobs
     rows.stop_ids[slot] = -1

@@ -1,4 +1,4 @@
-"""Requests in the scheduler, and prompts that several completions share.
+"""Requests in the scheduler, counts of what happened to them, and prompts that several completions share.
 
 The first of several completions computes their prompt, and the others share its KV blocks. They join the queue when
 these blocks can be found. Each computes the prompt's last tokens again, because it needs their logits. It finds the
@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import lcm
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -27,6 +29,7 @@ from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from runahead.runtime.wire.prompts import PrefixKeys
 
 MAX_EVICTIONS: Final = 3  # a request with so many evictions is protected: others of its priority are evicted first
+NO_EVENTS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class NeverFits(ValueError):
@@ -133,6 +136,29 @@ class Request:
 
 
 _SEEDS = 1 << 64
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts since the start.
+
+    finished: requests by the name of their reason. aborted: requests that a client aborted or cancelled, by phase.
+    events: lifecycle events since the last plan, by kind.
+    """
+
+    counters: Counter[str] = field(default_factory=Counter)
+    finished: Counter[str] = field(default_factory=Counter)
+    aborted: Counter[str] = field(default_factory=Counter)
+    events: Counter[str] = field(default_factory=Counter)
+
+    def event(self, kind: str, times: int = 1) -> None:
+        if times:
+            self.events[kind] += times
+
+    def hand_over_events(self) -> Mapping[str, int]:
+        """Return the events since the last plan, and begin to count anew."""
+        events, self.events = self.events, Counter()
+        return events
 
 
 @dataclass(slots=True, eq=False)

@@ -29,10 +29,9 @@ from runahead.runtime.scheduler.outcomes import NOT_A_TOKEN, Deferred, Ending, E
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.plan_builder import NO_APPENDS, PlanBuilder, Planned, prompt_logprob_ranges
 from runahead.runtime.scheduler.rationing import Need, choose_victim, order_of_service, ration
-from runahead.runtime.scheduler.request import NeverFits, Request
+from runahead.runtime.scheduler.request import NO_EVENTS, NeverFits, Request, Tally
 from runahead.runtime.scheduler.rows import RowPhase, Rows
 from runahead.runtime.scheduler.steady_decode import SteadyDecode
-from runahead.runtime.scheduler.tally import NO_EVENTS, Tally
 from runahead.runtime.scheduler.waiting import WaitingQueue
 from runahead.runtime.wire.parameters import FinishReason
 
