@@ -100,7 +100,7 @@ class Engine:
     # ------------------------------------------------------------ the loop
 
     def run(self, stopping: Callable[[], bool]) -> None:
-        """Turn until `stopping`, then drain. Raises DeviceError or LedgerError if the chain broke."""
+        """Turn until `stopping`, then drain. Raises DeviceError, CellError or LedgerError if the chain broke."""
         while not stopping():
             self.turn()
         self.drain("shutdown")

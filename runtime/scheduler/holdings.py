@@ -60,6 +60,14 @@ class Holdings:
         """Return all requests with a row."""
         return [request for request in self.by_slot if request is not None]
 
+    def phase_of(self, request: Request) -> str:
+        """Return WAITING, PAUSED, or the phase of the request's row."""
+        if request.row_slot == NO_SLOT:
+            return "WAITING"
+        if request.row_slot in self.paused:
+            return "PAUSED"
+        return RowPhase(int(self.rows.phase[request.row_slot])).name
+
     def blocks_at_most(self, request: Request) -> int:
         """Return the blocks of a request at its greatest length. Its last token is never forwarded."""
         return self.pool.blocks_for(request.max_len - 1)

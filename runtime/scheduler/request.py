@@ -155,6 +155,19 @@ class Tally:
         if times:
             self.events[kind] += times
 
+    def admitted(self, request: Request, cached: int, *, searched: bool) -> None:
+        """Count an admission. cached: tokens found in the prefix cache. searched: whether it was searched."""
+        if request.computed:
+            self.counters["recomputed_tokens"] += max(0, request.computed - cached)
+            self.event("readmitted")
+            return
+        request.cached_tokens = cached
+        self.counters["admitted"] += 1
+        self.counters["prompt_tokens"] += request.prompt.size
+        self.counters["cached_tokens"] += cached
+        self.counters["queried_tokens"] += request.prompt.size * searched
+        self.event("admitted")
+
     def hand_over_events(self) -> Mapping[str, int]:
         """Return the events since the last plan, and begin to count anew."""
         events, self.events = self.events, Counter()

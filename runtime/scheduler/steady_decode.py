@@ -21,10 +21,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from runahead.cuda_graphs.rings import only_tokens
 from runahead.runtime.plan import LaunchPlan
 from runahead.runtime.scheduler.ledger import Launch
 from runahead.runtime.scheduler.outcomes import Commit
-from runahead.runtime.scheduler.result_cells import only_tokens
 from runahead.runtime.scheduler.rows import Rows
 
 _LEAST_AND_STATE: Final = np.array([[0], [2]])  # `least_len` and `state_len` in `Rows.planned`

@@ -186,7 +186,7 @@ class Life:
 
     def _phase_of(self, handle: int) -> str:
         tracked = self.chain.engine.registry.by_handle(self._sent[handle].owner, self.wires.numbers[handle])
-        return "" if tracked is None else self.chain.engine.scheduler.phase_of(tracked.request)
+        return "" if tracked is None else self.chain.engine.scheduler.holdings.phase_of(tracked.request)
 
     def _do(self, event: Event, handle: int) -> None:
         """handle: the request that the event waited for, which it is about."""

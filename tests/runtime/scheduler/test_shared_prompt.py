@@ -86,7 +86,7 @@ def test_a_prompt_of_one_block_has_nothing_to_share_and_nobody_waits_for_it() ->
     chain = make_chain(2, **SIZES)
     chain.submit(1, PROMPT[:BLOCK], seed=5, n=4, max_tokens=20)
     chain.turn()
-    assert {chain.engine.scheduler.phase_of(one.request) for one in chain.engine.registry.all()} != {"WAITING"}
+    assert {chain.engine.scheduler.holdings.phase_of(one.request) for one in chain.engine.registry.all()} != {"WAITING"}
     assert chain.engine.scheduler.waiting.held_back == 0
     chain.run()
     assert chain.tokens() == {1 + i: alone(5 + i, PROMPT[:BLOCK]) for i in range(4)}
@@ -119,7 +119,9 @@ def test_an_abort_ends_all_completions_in_whatever_phase(phase: RowPhase) -> Non
     chain = make_chain(2, prefill_chunk=8, max_prefill_tokens=8, **SIZES)
     chain.submit(1, PROMPT, n=N, max_tokens=20)
     served = chain.engine.registry
-    chain.turn_until(lambda: phase.name in {chain.engine.scheduler.phase_of(one.request) for one in served.all()})
+    chain.turn_until(
+        lambda: phase.name in {chain.engine.scheduler.holdings.phase_of(one.request) for one in served.all()}
+    )
     chain.tell(m.Abort(1, ("r1",)))
     chain.run()
     assert [end.reason for ends in chain.finished().values() for end in ends] == [FinishReason.ABORTED] * N
