@@ -173,6 +173,7 @@ class Publisher:
             tokens_per_launch=tokens_per_launch(request.generated, int(request.accepted.sum())),
             evictions=request.evictions,
             pauses=request.pauses,
+            chunks_deferred=request.chunks_deferred,
         )
 
 

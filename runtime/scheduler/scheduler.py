@@ -317,8 +317,11 @@ class Scheduler:
 
     def _plan_prefill(self, builder: PlanBuilder, slots: list[int]) -> None:
         """Plan the next chunk of each of these rows, in the order of service, until the budget is used up."""
-        for slot in self.holdings.callers.in_order(slots):
+        order = self.holdings.callers.in_order(slots)
+        for index, slot in enumerate(order):
             if not self._plan_chunk(builder, slot):
+                for late in order[index:]:
+                    self.holdings.request(late).chunks_deferred += 1
                 return
 
     def _cut(self, start: int, request: Request) -> int:

@@ -25,7 +25,7 @@ from runahead.runtime.wire.parameters import (
     WaitReason,
 )
 
-PROTOCOL_VERSION: Final = 16
+PROTOCOL_VERSION: Final = 17
 MAX_HANDLE: Final = (1 << 63) - 1
 MAX_ANNOUNCED: Final = 100_000  # requests that a front end may have announced at once
 HEARTBEAT_S: Final = 0.5  # between heartbeats of the engine, about
@@ -261,7 +261,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
         token, and from the first token to the last. drafted, accepted: verified and accepted drafts by position, up to
         the last position with any.
     tokens_per_launch: average over launches that brought it any; 0 without a token. evictions, pauses: how often it
-        lost its row, and waited in it, for lack of KV blocks.
+        lost its row, and waited in it, for lack of KV blocks. chunks_deferred: launches that left its next chunk out.
     """
 
     handle: int
@@ -277,6 +277,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     tokens_per_launch: float = 0.0
     evictions: int = 0
     pauses: int = 0
+    chunks_deferred: int = 0
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True):
