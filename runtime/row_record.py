@@ -69,20 +69,20 @@ class WordLayout:
     def __init__(self, declaration: type, words: int) -> None:
         self.words = words
         self.fields: dict[str, Word] = {}
-        self._places: dict[str, int] = {}
-        place = 0
+        self._offsets: dict[str, int] = {}
+        offset = 0
         for name, hint in get_type_hints(declaration, include_extras=True).items():
             found = [note for note in getattr(hint, "__metadata__", ()) if isinstance(note, Word)]
             if len(found) != 1:
                 raise TypeError(f"{declaration.__name__}.{name} must be annotated with one word type")
-            if place % found[0].size:
-                raise TypeError(f"{declaration.__name__}.{name} has 64 bits and would begin at the odd word {place}")
-            self.fields[name], self._places[name] = found[0], place
-            place += found[0].size
-        if place > words:
-            raise TypeError(f"{declaration.__name__} needs {place} words and has {words}")
+            if offset % found[0].size:
+                raise TypeError(f"{declaration.__name__}.{name} has 64 bits and would begin at the odd word {offset}")
+            self.fields[name], self._offsets[name] = found[0], offset
+            offset += found[0].size
+        if offset > words:
+            raise TypeError(f"{declaration.__name__} needs {offset} words and has {words}")
         codes = "".join(word.code for word in self.fields.values())
-        self.struct = struct.Struct(f"<{codes}{4 * (words - place)}x")
+        self.struct = struct.Struct(f"<{codes}{4 * (words - offset)}x")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -91,7 +91,7 @@ class WordLayout:
 
     def offset(self, name: str) -> int:
         """Return a field's first word."""
-        return self._places[name]
+        return self._offsets[name]
 
     def free(self) -> bytes:
         """Return a buffer with every default, 4 * words bytes."""
@@ -103,7 +103,8 @@ class WordLayout:
         types: the table library's types by a `Word`'s code. A NumPy array or a torch tensor.
         """
         return {
-            name: table.view(types[word.code])[:, self._places[name] // word.size] for name, word in self.fields.items()
+            name: table.view(types[word.code])[:, self._offsets[name] // word.size]
+            for name, word in self.fields.items()
         }
 
 

@@ -120,11 +120,11 @@ def main() -> int:
     return code
 
 
-def _word(descriptor: int, place: int) -> memoryview:
+def _word(descriptor: int, index: int) -> memoryview:
     """Map an int64 word, [1], of shared memory. Closes the descriptor. Raises OSError."""
     shared = memoryview(mmap.mmap(descriptor, 0)).cast("q")
     os.close(descriptor)
-    return shared[place : place + 1]
+    return shared[index : index + 1]
 
 
 def _check_nvtx(config: EngineConfig) -> None:

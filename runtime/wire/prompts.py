@@ -53,33 +53,33 @@ class PrefixKeys:
         """Return the known keys of blocks from this index on."""
         return self._keys[index + 1 :]
 
-    def content(self, place: int, tokens: bytes) -> Content:
-        """Return the content of the block at index `place`. tokens: its ids, int32. Indexes come in order, possibly
+    def content(self, index: int, tokens: bytes) -> Content:
+        """Return the content of the block at `index`. tokens: its ids, int32. Indexes come in order, possibly
         repeated.
         """
-        before = self._keys[place]
-        if place == len(self._keys) - 1:
+        before = self._keys[index]
+        if index == len(self._keys) - 1:
             self._keys.append(sha256(before + tokens).digest())
-        return Content(self._keys[place + 1], tokens, before, self._unsalted)
+        return Content(self._keys[index + 1], tokens, before, self._unsalted)
 
-    def sought(self, place: int, tokens: bytes) -> Content:
+    def sought(self, index: int, tokens: bytes) -> Content:
         """Return the content for a lookup: under the given key of the block if its computed key is unknown."""
-        given = self._given[place * KEY_BYTES : (place + 1) * KEY_BYTES]
-        if given and place == len(self._keys) - 1:
-            return Content(given, tokens, self._keys[place], self._unsalted)
-        return self.content(place, tokens)
+        given = self._given[index * KEY_BYTES : (index + 1) * KEY_BYTES]
+        if given and index == len(self._keys) - 1:
+            return Content(given, tokens, self._keys[index], self._unsalted)
+        return self.content(index, tokens)
 
-    def found(self, place: int, content: Content) -> None:
+    def found(self, index: int, content: Content) -> None:
         """Record that a lookup found this content, so the given key is right."""
-        if place == len(self._keys) - 1:
+        if index == len(self._keys) - 1:
             self._keys.append(content.key)
 
 
 def prompt_keys(salt: str, prompt: NDArray[np.int32], block_size: int) -> bytes:
     """Return the consecutive keys of a prompt's full blocks. prompt: int32 [n]. Bytes [n // block_size * KEY_BYTES]"""
     tokens, size, keys = np.ascontiguousarray(prompt, "<i4").tobytes(), 4 * block_size, PrefixKeys(salt)
-    for place in range(prompt.size // block_size):
-        keys.content(place, tokens[place * size : (place + 1) * size])
+    for index in range(prompt.size // block_size):
+        keys.content(index, tokens[index * size : (index + 1) * size])
     return b"".join(keys.from_index(0))
 
 
