@@ -9,12 +9,14 @@ ADMIT_WORDS].
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Generic, TypeVar, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
+
+from runahead.runtime.rounding import ceil_div
 
 Column = TypeVar("Column")
 
@@ -204,3 +206,15 @@ def signed_64(number: int) -> int:
     """Return the low 64 bits of a number as an int64."""
     low = number & 0xFFFFFFFFFFFFFFFF
     return low - (low >> 63 << 64)
+
+
+def mask_words(vocab_size: int) -> int:
+    """Return the 32-bit words of a mask over the vocabulary."""
+    return ceil_div(vocab_size, 32)
+
+
+def token_mask(token_ids: Sequence[int] | NDArray[np.integer[Any]], vocab_size: int) -> NDArray[np.int32]:
+    """Make a mask: bit v % 32 of word v // 32 for token v. [mask_words(vocab_size)]"""
+    said = np.zeros(32 * mask_words(vocab_size), np.bool_)
+    said[np.asarray(token_ids, np.int64)] = True
+    return np.packbits(said, bitorder="little").view("<i4")

@@ -21,12 +21,12 @@ from runahead.runtime.row_record import (
     COUNT_WORDS,
     PROMPT_BIT,
     ROW_RECORD,
+    mask_words,
     signed_64,
 )
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import Rows
-from runahead.runtime.token_mask import mask_words
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams
 
 # The sampling parameters in a record, in the record's order.

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.runtime.token_mask import token_mask
+from runahead.runtime.row_record import token_mask
 
 MAX_STOP_IDS = 32  # end-of-sequence ids and stop ids of one row together
 MAX_BIAS = 1024

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from runahead.runtime.engine.row_check import FIELDS, OF_THE_RECORD, check_rows
-from runahead.runtime.row_record import PENALTY_TENSORS, ROW_RECORD, ROW_TENSORS
+from runahead.runtime.row_record import PENALTY_TENSORS, ROW_RECORD, ROW_TENSORS, token_mask
 from runahead.runtime.scheduler.ledger import LedgerError
 from runahead.runtime.scheduler.rows import RowPhase
-from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.programs.hash_model import VOCAB
