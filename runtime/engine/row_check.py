@@ -137,8 +137,6 @@ def _history(live: _Live) -> _Expected:
     return _Expected(live.slots, live.slots, live.rows.history[live.slots], _seq_len(live).astype(np.int64))
 
 
-# Fields of the record alone: the lists that they count have changed since.
-OF_THE_RECORD: Final = frozenset({"block_count", "penalty_entries", "history_count"})
 # Fields of devices with a drafter.
 OF_A_DRAFTER: Final[Mapping[str, _Field]] = {"history": _history}
 # Fields of devices with snapshots: each row's by boundary, used or not.
