@@ -9,12 +9,14 @@ ADMIT_WORDS].
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Generic, TypeVar, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
+
+from runahead.runtime.rounding import ceil_div
 
 Column = TypeVar("Column")
 
@@ -69,20 +71,20 @@ class WordLayout:
     def __init__(self, declaration: type, words: int) -> None:
         self.words = words
         self.fields: dict[str, Word] = {}
-        self._places: dict[str, int] = {}
-        place = 0
+        self._offsets: dict[str, int] = {}
+        offset = 0
         for name, hint in get_type_hints(declaration, include_extras=True).items():
             found = [note for note in getattr(hint, "__metadata__", ()) if isinstance(note, Word)]
             if len(found) != 1:
                 raise TypeError(f"{declaration.__name__}.{name} must be annotated with one word type")
-            if place % found[0].size:
-                raise TypeError(f"{declaration.__name__}.{name} has 64 bits and would begin at the odd word {place}")
-            self.fields[name], self._places[name] = found[0], place
-            place += found[0].size
-        if place > words:
-            raise TypeError(f"{declaration.__name__} needs {place} words and has {words}")
+            if offset % found[0].size:
+                raise TypeError(f"{declaration.__name__}.{name} has 64 bits and would begin at the odd word {offset}")
+            self.fields[name], self._offsets[name] = found[0], offset
+            offset += found[0].size
+        if offset > words:
+            raise TypeError(f"{declaration.__name__} needs {offset} words and has {words}")
         codes = "".join(word.code for word in self.fields.values())
-        self.struct = struct.Struct(f"<{codes}{4 * (words - place)}x")
+        self.struct = struct.Struct(f"<{codes}{4 * (words - offset)}x")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -91,7 +93,7 @@ class WordLayout:
 
     def offset(self, name: str) -> int:
         """Return a field's first word."""
-        return self._places[name]
+        return self._offsets[name]
 
     def free(self) -> bytes:
         """Return a buffer with every default, 4 * words bytes."""
@@ -103,7 +105,8 @@ class WordLayout:
         types: the table library's types by a `Word`'s code. A NumPy array or a torch tensor.
         """
         return {
-            name: table.view(types[word.code])[:, self._places[name] // word.size] for name, word in self.fields.items()
+            name: table.view(types[word.code])[:, self._offsets[name] // word.size]
+            for name, word in self.fields.items()
         }
 
 
@@ -203,3 +206,15 @@ def signed_64(number: int) -> int:
     """Return the low 64 bits of a number as an int64."""
     low = number & 0xFFFFFFFFFFFFFFFF
     return low - (low >> 63 << 64)
+
+
+def mask_words(vocab_size: int) -> int:
+    """Return the 32-bit words of a mask over the vocabulary."""
+    return ceil_div(vocab_size, 32)
+
+
+def token_mask(token_ids: Sequence[int] | NDArray[np.integer[Any]], vocab_size: int) -> NDArray[np.int32]:
+    """Make a mask: bit v % 32 of word v // 32 for token v. [mask_words(vocab_size)]"""
+    said = np.zeros(32 * mask_words(vocab_size), np.bool_)
+    said[np.asarray(token_ids, np.int64)] = True
+    return np.packbits(said, bitorder="little").view("<i4")

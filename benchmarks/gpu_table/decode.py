@@ -22,7 +22,7 @@ from runahead.cuda_graphs.device import Form
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.rows import RowPhase
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
-from runahead.runtime.wire.preparation import prepared_submit
+from runahead.runtime.wire.prompts import prepared_submit
 
 TEMPERATURE: Final = 0.8
 TOP_P: Final = 0.9

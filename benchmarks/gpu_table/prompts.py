@@ -25,7 +25,7 @@ from runahead.runtime.models.weights import described
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.figures import MAX_TRACED, LaunchTimes
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
-from runahead.runtime.wire.preparation import prepared_submit
+from runahead.runtime.wire.prompts import prepared_submit
 
 MATRIX_RATE: Final = 780e12  # multiply-adds and sums a second, in bfloat16: measured on one H200
 Setting = Literal["rate", "pace"]

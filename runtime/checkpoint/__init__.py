@@ -5,7 +5,7 @@ Imports no torch: a front end reads them too, and unsupported files are refused 
 
 from runahead.runtime.checkpoint.checkpoint import Checkpoint, StoredTensor
 from runahead.runtime.checkpoint.errors import CheckpointError
-from runahead.runtime.checkpoint.places import (
+from runahead.runtime.checkpoint.locate import (
     BUNDLED,
     BUNDLED_FOLDER,
     BUNDLED_HEAD,

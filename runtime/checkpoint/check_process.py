@@ -17,8 +17,8 @@ import msgspec
 
 from runahead.runtime.checkpoint.checkpoint import Checkpoint
 from runahead.runtime.checkpoint.errors import CheckpointError
-from runahead.runtime.checkpoint.places import check_files, open_checkpoint, open_head
-from runahead.runtime.parent_death import signal_at_parents_death
+from runahead.runtime.checkpoint.locate import check_files, open_checkpoint, open_head
+from runahead.runtime.process_end import signal_at_parents_death
 
 PROCESSOR_S: Final = 60
 MEMORY_BYTES: Final = 2 << 30  # beside mapped files

@@ -61,15 +61,15 @@ def tokenizer_of(path: Path, metadata: Metadata) -> dict[str, Any]:
         )
     if lost := next((merge for merge in merges if merge.count(" ") != 1), None):
         raise CheckpointError(f"{path} has a merge {lost!r}, which is not a pair of tokens; {AGAIN}")
-    used = {token: place for place, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind != _UNUSED}
+    used = {token: index for index, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind != _UNUSED}
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            _added(place, token, special=kinds[place] == _CONTROL)
-            for token, place in used.items()
-            if kinds[place] in (_CONTROL, _USER_DEFINED)
+            _added(index, token, special=kinds[index] == _CONTROL)
+            for token, index in used.items()
+            if kinds[index] in (_CONTROL, _USER_DEFINED)
         ],
         "normalizer": {"type": "NFC"} if cut in _COMPOSED else None,
         "pre_tokenizer": _CUTS[cut],
@@ -126,10 +126,10 @@ def _list(path: Path, metadata: Metadata, key: str, kind: type) -> list[Any]:
     return found
 
 
-def _added(place: int, token: str, *, special: bool) -> dict[str, Any]:
+def _added(index: int, token: str, *, special: bool) -> dict[str, Any]:
     """Describe an added token, which is matched before anything else."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return {"id": place, "content": token, **flags, "special": special}
+    return {"id": index, "content": token, **flags, "special": special}
 
 
 def _around(path: Path, metadata: Metadata, tokens: list[str], *, begins: bool) -> dict[str, Any] | None:
@@ -137,7 +137,7 @@ def _around(path: Path, metadata: Metadata, tokens: list[str], *, begins: bool) 
     whole: dict[str, Any] = {"Sequence": {"id": "A", "type_id": 0}}
     parts = [whole]
     named: dict[str, Any] = {}
-    for key, name, default, place in (("add_bos_token", "bos", begins, 0), ("add_eos_token", "eos", False, 2)):
+    for key, name, default, index in (("add_bos_token", "bos", begins, 0), ("add_eos_token", "eos", False, 2)):
         if not metadata.get(f"{_KEY}{key}", default):
             continue
         token_id = metadata.get(f"{_KEY}{name}_token_id")
@@ -147,7 +147,7 @@ def _around(path: Path, metadata: Metadata, tokens: list[str], *, begins: bool) 
             )
         token = tokens[token_id]
         named[token] = {"id": token, "ids": [token_id], "tokens": [token]}
-        parts.insert(place, {"SpecialToken": {"id": token, "type_id": 0}})
+        parts.insert(index, {"SpecialToken": {"id": token, "type_id": 0}})
     if not named:
         return None
     pair = [*parts, {"Sequence": {"id": "B", "type_id": 1}}]

@@ -110,11 +110,11 @@ def _check_directory(file: _Bounded, size: int) -> None:
     end, tail = size - _END.size, tail[: -_END.size]
     if sign != b"PK\x05\x06" or comment:
         raise zipfile.BadZipFile("it does not end as an archive does")
-    sign, _, place, _ = _LARGE_LOCATOR.unpack(tail[-_LARGE_LOCATOR.size :])
+    sign, _, record, _ = _LARGE_LOCATOR.unpack(tail[-_LARGE_LOCATOR.size :])
     if sign == b"PK\x06\x07":
         end -= _LARGE_LOCATOR.size + _LARGE_END.size
         sign, *_, length, begin = _LARGE_END.unpack(tail[: -_LARGE_LOCATOR.size])
-        if sign != b"PK\x06\x06" or place != end:
+        if sign != b"PK\x06\x06" or record != end:
             raise zipfile.BadZipFile("its directory's record is not where it is said to be")
     if begin + length != end:
         raise zipfile.BadZipFile("its directory is not where it is said to be")

@@ -79,7 +79,7 @@ class NgramDrafter(Drafter):
             return proposed
         longest = int(lengths.max())
         known = self.history[slots, :longest]
-        row, follows, agreeing = _places(known, lengths)
+        row, follows, agreeing = _matches(known, lengths)
         if not row.size:
             return proposed
         # Positions are ordered by row, ascending: a row's best has the highest number.
@@ -99,7 +99,7 @@ class NgramDrafter(Drafter):
         self.history[slot] = _POISON
 
 
-def _places(
+def _matches(
     known: NDArray[np.int32], lengths: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Find earlier positions of rows' newest tokens, by row, ascending.
@@ -108,13 +108,13 @@ def _places(
     length of the match, [m] each.
     """
     newest = known[np.arange(lengths.size), lengths - 1]
-    row, place = (known == newest[:, None]).nonzero()
-    earlier = place < lengths[row] - 1
-    row, place = row[earlier], place[earlier]
+    row, position = (known == newest[:, None]).nonzero()
+    earlier = position < lengths[row] - 1
+    row, position = row[earlier], position[earlier]
     last = lengths[row] - 1
     agreeing, agrees = np.ones(row.size, np.int64), np.ones(row.size, np.bool_)
     for back in range(1, LONGEST):
-        same = known[row, np.maximum(place - back, 0)] == known[row, np.maximum(last - back, 0)]
-        agrees &= same & (place >= back)
+        same = known[row, np.maximum(position - back, 0)] == known[row, np.maximum(last - back, 0)]
+        agrees &= same & (position >= back)
         agreeing += agrees
-    return row, place + 1, agreeing
+    return row, position + 1, agreeing

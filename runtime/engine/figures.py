@@ -21,7 +21,7 @@ from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.scheduler.drafts import DraftPolicy, tokens_per_launch
 from runahead.runtime.scheduler.ledger import Launch
 from runahead.runtime.scheduler.outcomes import Commit
-from runahead.runtime.scheduler.rows import Rows
+from runahead.runtime.scheduler.steady_decode import TokenTimes
 from runahead.runtime.wire.figures import MAX_TRACED, Histogram, LaunchTimes, Trace
 
 _WAITS: Final = 4 * MAX_TRACED
@@ -113,19 +113,19 @@ class Latencies:
     `end_to_end` for each request that ended after its first token, unless its client was gone.
     """
 
-    def __init__(self, rows: Rows, drafts: int) -> None:
+    def __init__(self, times: TokenTimes, drafts: int) -> None:
         self.first_token = Histogram()
         self.inter_token = Histogram()
         self.queue = Histogram()
         self.end_to_end = Histogram()
-        self._rows = rows
+        self._times = times
         self._drafts = drafts
 
     def tokens(self, commit: Commit, has_firsts: bool, now: float) -> None:
         """Count a launch's tokens, which are sent at `now`. has_firsts: some are the first of their requests."""
         if not commit.slots.size:
             return
-        since = self._rows.token_times.advance(commit.slots, now)
+        since = self._times.advance(commit.slots, now)
         if isinstance(since, float) and not has_firsts and not self._drafts:
             self.inter_token.add(since, commit.slots.size)
             return

@@ -73,7 +73,7 @@ class Engine:
         self.figures = Figures()
         self.structured = Structured(masks or Masks(), scheduler.holdings, scheduler.limits)
         self.registry = Registry(self.structured.ended)
-        self.publisher = Publisher(links, scheduler.rows, device.rings, self.registry)
+        self.publisher = Publisher(links, scheduler.holdings, device.rings, self.registry)
         self._prompt_calls = prompt_calls(device, scheduler)
         self._links = links
         self._poison = poison
@@ -100,7 +100,7 @@ class Engine:
     # ------------------------------------------------------------ the loop
 
     def run(self, stopping: Callable[[], bool]) -> None:
-        """Turn until `stopping`, then drain. Raises DeviceError or LedgerError if the chain broke."""
+        """Turn until `stopping`, then drain. Raises DeviceError, CellError or LedgerError if the chain broke."""
         while not stopping():
             self.turn()
         self.drain("shutdown")

@@ -20,12 +20,12 @@ from runahead.runtime.engine.live_requests import Registry, Tracked, WaitTimes
 from runahead.runtime.memory.block_changes import BlockChanges
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.scheduler.drafts import tokens_per_launch
+from runahead.runtime.scheduler.holdings import Holdings
 from runahead.runtime.scheduler.outcomes import Commit, Ending, PromptLogprobRange
 from runahead.runtime.scheduler.request import Request
-from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.wire import messages as m
-from runahead.runtime.wire.block_keys import Content
 from runahead.runtime.wire.kv_events import KvChange, KvReply
+from runahead.runtime.wire.prompts import Content
 
 NOT_SEEN_S: Final = -1.0  # the time of a stage that a request did not reach
 _NO_HANDLES: Final = np.zeros(0, np.int64)
@@ -49,9 +49,9 @@ class Addressed(NamedTuple):
 class Publisher:
     """Sends committed tokens at once, without blocking. It does not change the live requests."""
 
-    def __init__(self, links: Links, rows: Rows, rings: RingMemory, registry: Registry) -> None:
+    def __init__(self, links: Links, holdings: Holdings, rings: RingMemory, registry: Registry) -> None:
         self._links = links
-        self._rows = rows
+        self._rows = holdings.rows
         self._rings = rings
         layout = rings.layout
         cells = layout.rows * (1 + layout.drafts)
@@ -60,7 +60,7 @@ class Publisher:
         self._top_ids = rings.top_ids.reshape(layout.slots, cells, layout.max_top)
         self._top_logprobs = rings.top_logprobs.reshape(layout.slots, cells, layout.max_top)
         self._registry = registry
-        self.latencies = Latencies(rows, layout.drafts)
+        self.latencies = Latencies(holdings.token_times, layout.drafts)
         self.wait_times = WaitTimes()
         self._to = Addressed(_NO_HANDLES, (), False)  # for the newest commit
 
@@ -173,6 +173,7 @@ class Publisher:
             tokens_per_launch=tokens_per_launch(request.generated, int(request.accepted.sum())),
             evictions=request.evictions,
             pauses=request.pauses,
+            chunks_deferred=request.chunks_deferred,
         )
 
 

@@ -11,13 +11,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.runtime.row_record import NUMPY_TYPES, PENALTY_TENSORS, ROW_RECORD, ROW_TENSORS, signed_64
+from runahead.runtime.row_record import NUMPY_TYPES, PENALTY_TENSORS, ROW_RECORD, ROW_TENSORS, signed_64, token_mask
 from runahead.runtime.scheduler.ledger import LedgerError
 from runahead.runtime.scheduler.new_row import SAMPLING_NUMBERS
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import RowPhase, Rows
 from runahead.runtime.scheduler.scheduler import Scheduler
-from runahead.runtime.token_mask import token_mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +137,6 @@ def _history(live: _Live) -> _Expected:
     return _Expected(live.slots, live.slots, live.rows.history[live.slots], _seq_len(live).astype(np.int64))
 
 
-# Fields of the record alone: the lists that they count have changed since.
-OF_THE_RECORD: Final = frozenset({"block_count", "penalty_entries", "history_count"})
 # Fields of devices with a drafter.
 OF_A_DRAFTER: Final[Mapping[str, _Field]] = {"history": _history}
 # Fields of devices with snapshots: each row's by boundary, used or not.

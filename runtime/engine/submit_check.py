@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from runahead.runtime.rounding import ceil_div
 from runahead.runtime.scheduler.new_row import eos_and_stop_ids
 from runahead.runtime.wire import messages as m
-from runahead.runtime.wire.block_keys import KEY_BYTES
 from runahead.runtime.wire.frames import MAX_FRAME_BYTES, ProtocolError
 from runahead.runtime.wire.parameters import (
     MAX_ABORT_IDS,
@@ -28,6 +27,7 @@ from runahead.runtime.wire.parameters import (
     FinishReason,
     StoppingParams,
 )
+from runahead.runtime.wire.prompts import KEY_BYTES
 
 _NONE: Final[Mapping[int, int]] = MappingProxyType({})
 _CANCELLED = (FinishReason.STOP, FinishReason.CANCELLED)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from runahead.runtime.row_record import ROW_RECORD, RowParameters
-from runahead.runtime.token_mask import mask_words
+from runahead.runtime.row_record import ROW_RECORD, RowParameters, mask_words
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS
 
 if TYPE_CHECKING:  # NumPy's programs need only the names of the fields

@@ -33,7 +33,7 @@ from runahead.runtime.masks.mask_memory import (
 )
 from runahead.runtime.masks.masks import NO_STOPS, Stops
 from runahead.runtime.masks.worker_messages import Lost
-from runahead.runtime.token_mask import mask_words
+from runahead.runtime.row_record import mask_words
 from runahead.runtime.wire.parameters import FinishReason
 
 COMPILED_KEPT: Final = 32  # most recently requested grammars

@@ -25,7 +25,7 @@ from runahead.runtime.grammar.matcher import VocabularyError, load_vocabulary, n
 from runahead.runtime.masks import worker_messages
 from runahead.runtime.masks.grammar_rows import GrammarRows, Matcher
 from runahead.runtime.masks.mask_memory import ASKED, COMPILED, HANDLED, MaskMemory
-from runahead.runtime.parent_death import signal_at_parents_death
+from runahead.runtime.process_end import signal_at_parents_death
 from runahead.runtime.wire.frames import FrameReader
 
 EXIT_CANNOT_START: Final = 2

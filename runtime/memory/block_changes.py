@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from runahead.runtime.wire.block_keys import Content
+from runahead.runtime.wire.prompts import Content
 
 
 class Change(NamedTuple):

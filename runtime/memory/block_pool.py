@@ -25,7 +25,7 @@ from runahead.runtime.memory.block_changes import BlockChanges
 from runahead.runtime.memory.block_column import BlockColumn, CachedBlocks, Watched, in_bulk, int32_array, raise_for
 from runahead.runtime.memory.block_column import BlockPoolError as BlockPoolError
 from runahead.runtime.rounding import ceil_div
-from runahead.runtime.wire.block_keys import Content
+from runahead.runtime.wire.prompts import Content
 
 NULL_BLOCK = 0
 NO_SLOT = -1

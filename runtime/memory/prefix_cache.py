@@ -1,4 +1,4 @@
-"""Finds what a request's tokens begin with: KV blocks by their keys, see `runahead.runtime.wire.block_keys`, and
+"""Finds what a request's tokens begin with: KV blocks by their keys, see `runahead.runtime.wire.prompts`, and
 snapshots of recurrent states.
 
 A request may bring its prompt's keys, so that they need not be hashed again for the lookup. They are not trusted: a
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.runtime.memory.block_pool import BlockPool
-from runahead.runtime.wire.block_keys import Content, PrefixKeys
+from runahead.runtime.wire.prompts import Content, PrefixKeys
 
 NO_SNAPSHOT: Final = 0
 

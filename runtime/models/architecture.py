@@ -95,11 +95,11 @@ class TensorStack:
         return whole if self.inputs is None else whole[:, self.inputs.start : self.inputs.stop].contiguous()
 
 
-def _ranges(places: torch.Tensor) -> tuple[range, ...]:
-    """Return runs of consecutive numbers. places: int64 [n]."""
-    ends = ((places.diff() != 1).nonzero().flatten() + 1).tolist()
+def _ranges(numbers: torch.Tensor) -> tuple[range, ...]:
+    """Return runs of consecutive numbers. numbers: int64 [n]."""
+    ends = ((numbers.diff() != 1).nonzero().flatten() + 1).tolist()
     return tuple(
-        range(int(places[begin]), int(places[end - 1]) + 1) for begin, end in pairwise([0, *ends, places.numel()])
+        range(int(numbers[begin]), int(numbers[end - 1]) + 1) for begin, end in pairwise([0, *ends, numbers.numel()])
     )
 
 

@@ -48,8 +48,8 @@ class Decoder:
         self._kernels = kernels.bind(
             EmbeddingAndHead(weights.embedding, weights.final_norm, ropes, weights.embedding_scale, ranks)
         )
-        places = count(), count()
-        self._layers = tuple(_bound(self._kernels, layer, *places) for layer in weights.layers)
+        indexes = count(), count()
+        self._layers = tuple(_bound(self._kernels, layer, *indexes) for layer in weights.layers)
         self._to_meet = layers_to_meet(weights.layers)
 
     @property
@@ -114,19 +114,19 @@ class Decoder:
 
 
 def _bound(
-    kernels: BoundKernels[Any], layer: Layer, kv_places: Iterator[int], state_places: Iterator[int]
+    kernels: BoundKernels[Any], layer: Layer, kv_indexes: Iterator[int], state_indexes: Iterator[int]
 ) -> tuple[Work, ...]:
-    """Bind a layer's work in order. kv_places, state_places: iterators of cache indexes for keys and values, and for
+    """Bind a layer's work in order. kv_indexes, state_indexes: iterators of cache indexes for keys and values, and for
     states.
     """
     mixer, feed_forward = layer.mixer, layer.feed_forward
     found: list[Work] = []
     if isinstance(mixer, Attention):
-        found.append(kernels.attention(mixer, next(kv_places)))
+        found.append(kernels.attention(mixer, next(kv_indexes)))
     elif isinstance(mixer, Mamba2):
-        found.append(kernels.mamba2(mixer, next(state_places)))
+        found.append(kernels.mamba2(mixer, next(state_indexes)))
     elif mixer is not None:
-        found.append(kernels.gated_delta(mixer, next(state_places)))
+        found.append(kernels.gated_delta(mixer, next(state_indexes)))
     if feed_forward is not None:
         found.append(bound_feed_forward(kernels, feed_forward))
     return tuple(found)

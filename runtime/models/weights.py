@@ -282,28 +282,28 @@ def copy_stored(
     if isinstance(stored, SafetensorsTensor):
         part.copy_(read_safetensors(stored, rows, inputs))
         return
-    for place, numbers in rows_of(stored, rows):
+    for taken, numbers in rows_of(stored, rows):
         found = numbers if inputs is None else numbers[:, inputs.start : inputs.stop]
-        part[place.start - rows.start : place.stop - rows.start].copy_(found)
+        part[taken.start - rows.start : taken.stop - rows.start].copy_(found)
 
 
 def read_safetensors(stored: SafetensorsTensor, rows: range | None = None, inputs: range | None = None) -> torch.Tensor:
     """The tensor on the CPU, in the dtype it is stored in. rows, inputs: rows and columns that are read; None: all.
     Raises CheckpointError."""
-    place: tuple[int | slice, ...] = ()
+    index: tuple[int | slice, ...] = ()
     begin = 0
     if stored.part is not None:
         number, begin, _ = stored.part
-        place = (number,)
+        index = (number,)
     if stored.shape:
         rows = range(stored.shape[0]) if rows is None else rows
-        place = (*place, slice(begin + rows.start, begin + rows.stop))
+        index = (*index, slice(begin + rows.start, begin + rows.stop))
     if inputs is not None:
-        place = (*place, slice(inputs.start, inputs.stop))
+        index = (*index, slice(inputs.start, inputs.stop))
     is_whole = stored.part is None and inputs is None and (rows is None or len(rows) == stored.shape[0])
     try:
         with safe_open(stored.path, framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(stored.name) if is_whole else file.get_slice(stored.name)[place]
+            tensor: torch.Tensor = file.get_tensor(stored.name) if is_whole else file.get_slice(stored.name)[index]
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"tensor {stored.name} can't be read from {stored.path}: {error}") from error
     return tensor

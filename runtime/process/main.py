@@ -32,12 +32,11 @@ from runahead.runtime.engine.figures import LogMode
 from runahead.runtime.engine.links import SocketLinks
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.engine.ranges import name_stages
-from runahead.runtime.log_output import LogOutput, log_to_stderr
-from runahead.runtime.log_stream import count_dropped_lines_in, end_log
+from runahead.runtime.log_output import LogOutput, count_dropped_lines_in, end_log, log_to_stderr
 from runahead.runtime.models.cpu_check.cpu_kernels import NoKernelsError
-from runahead.runtime.parent_death import signal_at_parents_death
 from runahead.runtime.process.assemble import assemble
 from runahead.runtime.process.progress import shown_loading
+from runahead.runtime.process_end import signal_at_parents_death
 from runahead.runtime.watchdog import LaunchHungError, LoopGuard, NoProgressError
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig
@@ -120,11 +119,11 @@ def main() -> int:
     return code
 
 
-def _word(descriptor: int, place: int) -> memoryview:
+def _word(descriptor: int, index: int) -> memoryview:
     """Map an int64 word, [1], of shared memory. Closes the descriptor. Raises OSError."""
     shared = memoryview(mmap.mmap(descriptor, 0)).cast("q")
     os.close(descriptor)
-    return shared[place : place + 1]
+    return shared[index : index + 1]
 
 
 def _check_nvtx(config: EngineConfig) -> None:

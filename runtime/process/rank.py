@@ -23,11 +23,9 @@ import torch
 
 from runahead.cuda_graphs.device import Device, DeviceError
 from runahead.runtime.checkpoint import Checkpoint, CheckpointError, open_checkpoint
-from runahead.runtime.log_output import LogOutput, log_to_stderr
-from runahead.runtime.log_stream import end_log
+from runahead.runtime.log_output import LogOutput, end_log, log_to_stderr
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.read_config import load_config
-from runahead.runtime.parent_death import signal_at_parents_death
 from runahead.runtime.process.cpu import CpuRank
 from runahead.runtime.process.rank_start import (
     BlocksMade,
@@ -39,6 +37,7 @@ from runahead.runtime.process.rank_start import (
     RankLoaded,
     RankOrders,
 )
+from runahead.runtime.process_end import signal_at_parents_death
 from runahead.runtime.ranks.rank_loop import follow_launches
 from runahead.runtime.ranks.segment import Segment, map_memory
 from runahead.runtime.wire.engine_config import ConfigError

@@ -7,6 +7,7 @@ rotate. A rank writes into a slot only when every peer has begun the step after 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -16,14 +17,13 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.runtime.kernels.ranks import ONE_RANK, Ranks, RanksError, Share, fold
-from runahead.runtime.ranks.segment import EXCHANGE_SLOTS, FAULT, FAULT_PEER, STEP, WAITED, Segment
+from runahead.runtime.ranks.segment import EXCHANGE_SLOTS, FAULT, FAULT_PEER, STEP, WAITED, Segment, pause_after
 
 __all__ = ["ONE_RANK", "HostRanks", "Ranks", "RanksError"]
 
 _REDUCE, _GATHER, _SPREAD, _COLLECT = 1, 2, 3, 4
 _CALLS: Final = {_REDUCE: "reduce", _GATHER: "gather", _SPREAD: "spread", _COLLECT: "collect"}
-_SPINS: Final = 50  # looks before the first sleep
-_SLEEP_S: Final = (20e-6, 500e-6)  # of the first sleeps, and of those after the first hundred
+_PAUSES: Final = ((150, 20e-6), (math.inf, 500e-6))  # see `pause_after`
 
 _LONGEST_PAUSE_S: Final = 0.05  # that one sleep counts for, however long this process stood still
 
@@ -120,16 +120,15 @@ class HostRanks:
 
     def _wait_for(self, step: int, call: int, steps: NDArray[np.int64]) -> None:
         """Until these ranks have written that step."""
-        looks, waited = 0, 0.0
+        tries, waited = 0, 0.0
         begun = 0
         while int(steps.min()) < step:
             if self._segment.aborted:
                 raise RanksError(f"rank {self.share.rank} was told to stop in step {self._step}")
-            looks += 1
-            if looks <= _SPINS:
+            tries += 1
+            if not (pause := pause_after(tries, _PAUSES)):
                 continue
             begun = begun or time.monotonic_ns()
-            pause = _SLEEP_S[looks > 3 * _SPINS]
             before = time.monotonic()
             self._sleep(pause)
             waited += min(time.monotonic() - before, _LONGEST_PAUSE_S)

@@ -46,13 +46,13 @@ _PARTS: Final[dict[str, tuple[torch.dtype, Callable[[int, bool], int]]]] = {
 }
 
 
-def _places(ranks: int, first: bool) -> tuple[dict[str, int], int]:
+def _offsets(ranks: int, first: bool) -> tuple[dict[str, int], int]:
     """Where each part of a mailbox begins, and how many bytes it has in all."""
-    places, size = {}, 0
+    offsets, size = {}, 0
     for name, (dtype, count) in _PARTS.items():
-        places[name] = size
+        offsets[name] = size
         size += ceil_div(count(ranks, first) * dtype.itemsize, _LINE) * _LINE
-    return places, size
+    return offsets, size
 
 
 class Mailbox:
@@ -61,19 +61,19 @@ class Mailbox:
     def __init__(self, rank: int, ranks: int, runtime: CudaRuntime) -> None:
         self.share = share = Share(rank, ranks)
         self._runtime = runtime
-        places, size = _places(share.of, share.is_first)
+        offsets, size = _offsets(share.of, share.is_first)
         self._address = runtime.allocate(size)
         self.handle = runtime.handle(self._address)
         self.size = size
         for name, (dtype, count) in _PARTS.items():
             number = count(share.of, share.is_first)
             if number:
-                self._own(name, dtype, number, places).fill_(_EMPTY if name == "parts" else 0)
+                self._own(name, dtype, number, offsets).fill_(_EMPTY if name == "parts" else 0)
         torch.cuda.synchronize()  # before any peer knows of it
 
-    def _own(self, name: str, dtype: torch.dtype, count: int, places: dict[str, int]) -> torch.Tensor:
+    def _own(self, name: str, dtype: torch.dtype, count: int, offsets: dict[str, int]) -> torch.Tensor:
         device = torch.device("cuda", torch.cuda.current_device())
-        return tensor_at(self._address + places[name], (count,), dtype, device)
+        return tensor_at(self._address + offsets[name], (count,), dtype, device)
 
     def joined(self, handles: Sequence[bytes]) -> Mailboxes:
         """All ranks' mailboxes. handles: by rank."""
@@ -83,12 +83,14 @@ class Mailbox:
             for rank, handle in enumerate(handles)
         ]
         found: dict[str, Any] = {
-            name: tuple(PeerPointer(dtype, base + _places(ranks, not rank)[0][name]) for rank, base in enumerate(bases))
+            name: tuple(
+                PeerPointer(dtype, base + _offsets(ranks, not rank)[0][name]) for rank, base in enumerate(bases)
+            )
             for name, (dtype, _) in _PARTS.items()
         }
         found["whole"] = found["whole"][0]
         if self.share.is_first:
-            found["whole"] = self._own("whole", torch.float32, GATHER_BYTES // 4, _places(ranks, True)[0])
+            found["whole"] = self._own("whole", torch.float32, GATHER_BYTES // 4, _offsets(ranks, True)[0])
         return Mailboxes(**found)
 
 

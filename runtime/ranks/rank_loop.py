@@ -5,19 +5,18 @@ It holds no scheduler, no socket and no clock, and never reads a token.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Final
 
 from runahead.cuda_graphs.device import Device, DeviceError
 from runahead.runtime.plan import shape_of
-from runahead.runtime.ranks.segment import LAUNCHED, Segment
+from runahead.runtime.ranks.segment import LAUNCHED, Segment, pause_after
 
-_SPINS: Final = 50  # looks before the first pause
-# Seconds of a pause, up to so many looks without a launch. A rank that has been idle for a second pauses longest: where
-# a pause takes the system 0.2 ms, as in some sandboxes, it uses little more than 1 % of a core.
-_PAUSES: Final = ((500, 100e-6), (1000, 2e-3))
-_LONGEST_PAUSE_S: Final = 15e-3
+# See `pause_after`. A rank that has been idle for a second pauses longest: where a pause takes the system 0.2 ms, as in
+# some sandboxes, it uses little more than 1 % of a core.
+_PAUSES: Final = ((500, 100e-6), (1000, 2e-3), (math.inf, 15e-3))
 
 
 def follow_launches(
@@ -28,16 +27,16 @@ def follow_launches(
 
     Raises DeviceError where a launch fails, and where a plan is another launch's.
     """
-    rings, looks, done = device.rings, 0, launched
+    rings, tries, done = device.rings, 0, launched
     while not segment.aborted:
         newest = int(segment.views.host[LAUNCHED])
         while done < newest:
-            done, looks = done + 1, 0
+            done, tries = done + 1, 0
             shape = shape_of(rings.plan[rings.slot(done)])
             if shape.number != done:
                 raise DeviceError(f"rank {rank} found plan {shape.number} where that of launch {done} should be")
             device.launch(shape)
         device.ended()  # raises where a launch has failed
-        looks += 1
-        if looks > _SPINS:
-            sleep(next((pause for least, pause in _PAUSES if looks <= least), _LONGEST_PAUSE_S))
+        tries += 1
+        if pause := pause_after(tries, _PAUSES):
+            sleep(pause)

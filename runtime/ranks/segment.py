@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -26,6 +27,8 @@ from runahead.runtime.rounding import ceil_div
 START_LIMIT_S: Final = 1800.0  # of one wait for a rank while ranks load weights and compile kernels
 EXCHANGE_SLOTS: Final = 3  # buffers of an exchange, in turn: a rank is at most two steps ahead of any other
 _LINE: Final = 64  # bytes of a cache line: no two ranks write to the same one
+
+_SPINS: Final = 50  # tries before the first pause
 
 # Words of the first rank.
 LAUNCHED: Final = 0  # number of the newest launch whose plan is there
@@ -134,6 +137,12 @@ class Segment:
             status=views.status[rank], start_ns=start_ns, end_ns=end_ns, idle_ns=idle_ns,
             rank_stamps=views.stamps[1:, :2], rank_waited_ns=views.words[:, WAITED],
         )  # fmt: skip
+
+
+def pause_after(tries: int, pauses: Sequence[tuple[float, float]]) -> float:
+    """Return the seconds to sleep before a word of another rank is read again, 0 at first. tries: in vain so far.
+    pauses: (tries, seconds), each for at most so many tries."""
+    return next(pause for most, pause in ((_SPINS, 0.0), *pauses) if tries <= most)
 
 
 def make_memory(layout: SegmentLayout) -> tuple[int, memoryview]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from runahead.cuda_graphs.rings import SampledTokens, read_cells
 from runahead.runtime.scheduler.drafts import DraftPolicy
 from runahead.runtime.scheduler.holdings import Holdings
 from runahead.runtime.scheduler.ledger import Launch, LedgerError
 from runahead.runtime.scheduler.outcomes import NOT_A_TOKEN, Commit, Ending
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
-from runahead.runtime.scheduler.result_cells import disagreement, read_cells
+from runahead.runtime.scheduler.request import Tally
+from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.scheduler.steady_decode import KeptRows
-from runahead.runtime.scheduler.tally import Tally
 from runahead.runtime.wire.parameters import FinishReason
 
 
@@ -64,7 +65,7 @@ class Commits:
             stops = np.zeros(tokens.size, np.bool_)
         ended = stops | (positions + 1 >= rows.max_len[slots]) | found.failed
         if np.count_nonzero(differs := ended != found.stopped):
-            told = disagreement(found, differs, rows, slots, positions)
+            told = _disagreement(found, differs, rows, slots, positions)
             raise LedgerError(f"launch {launch.number}: host and device disagree on which rows ended: {told}")
         if np.count_nonzero(rows.may_hold[row_slots[found.held]]) < found.held.size:
             raise LedgerError(f"launch {launch.number}: the device holds a row that waits for nothing")
@@ -111,3 +112,21 @@ class Commits:
         self._tally.finished[reason.name] += 1
         self._tally.event("finished")
         return Ending(request, reason, token if stopped and not failed else NOT_A_TOKEN)
+
+
+def _disagreement(
+    found: SampledTokens, differs: NDArray[np.bool_], rows: Rows, slots: NDArray[np.intp], positions: NDArray[np.int32]
+) -> str:
+    """Return a description of each token at which only one side ended its row, for the error message. differs, slots,
+    positions: [n], as `found`."""
+    told = []
+    for i in differs.nonzero()[0]:
+        slot, stops = slots[i], rows.stop_ids[slots[i]]
+        told.append(
+            f"row slot {slot}, epoch {rows.epoch[slot]}, with token {found.token[i]} at position {positions[i]}, of at "
+            f"most {rows.max_len[slot]} tokens and with stop ids {stops[stops >= 0].tolist()} from position "
+            f"{rows.min_position[slot]} on: the device {'ended it' if found.stopped[i] else 'did not end it'}"
+            + ", without its token"
+            * bool(found.failed[i])
+        )
+    return "; ".join(told)

@@ -25,12 +25,11 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.cuda_graphs.rings import FORCED
+from runahead.cuda_graphs.rings import FORCED, SampledTokens
 from runahead.runtime.plan import LaunchPlan
 from runahead.runtime.scheduler.ledger import Launch, Ledger
 from runahead.runtime.scheduler.outcomes import Commit, Deferred
 from runahead.runtime.scheduler.plan_builder import PlanBuilder
-from runahead.runtime.scheduler.result_cells import SampledTokens
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.scheduler.steady_decode import KeptRows, SteadyDecode
 

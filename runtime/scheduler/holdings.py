@@ -20,7 +20,8 @@ from runahead.runtime.scheduler.outcomes import Deferred, Eviction, Filled, Rele
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.request import Request, SharedPrompts
 from runahead.runtime.scheduler.rows import RowPhase, Rows
-from runahead.runtime.wire.block_keys import PrefixKeys
+from runahead.runtime.scheduler.steady_decode import TokenTimes
+from runahead.runtime.wire.prompts import PrefixKeys
 
 _A_FEW: Final = 48  # blocks that join the prefix cache in a turn, at least
 
@@ -38,6 +39,7 @@ class Holdings:
         self.state_slots = SlotPool(rows.max_rows if limits.has_state else 0, "state slot")
         self.snapshots = SnapshotPool(limits.snapshots, limits.snapshot_tokens // pool.block_size, pool.block_size)
         self.by_slot: list[Request | None] = [None] * rows.max_rows
+        self.token_times = TokenTimes(rows.max_rows)
         self.callers = Callers(rows, self.by_slot)
         self.paused: frozenset[int] = frozenset()
         self.shared = SharedPrompts(limits, rows.max_rows, pool, self.snapshots, self.state_slots)
@@ -58,6 +60,14 @@ class Holdings:
         """Return all requests with a row."""
         return [request for request in self.by_slot if request is not None]
 
+    def phase_of(self, request: Request) -> str:
+        """Return WAITING, PAUSED, or the phase of the request's row."""
+        if request.row_slot == NO_SLOT:
+            return "WAITING"
+        if request.row_slot in self.paused:
+            return "PAUSED"
+        return RowPhase(int(self.rows.phase[request.row_slot])).name
+
     def blocks_at_most(self, request: Request) -> int:
         """Return the blocks of a request at its greatest length. Its last token is never forwarded."""
         return self.pool.blocks_for(request.max_len - 1)
@@ -69,6 +79,7 @@ class Holdings:
         snapshot that its state begins as."""
         request.row_slot = self.rows.allocate()
         self.by_slot[request.row_slot] = request
+        self.token_times.begin(request.row_slot, request.last_token_s)
         if request.sampling.has_penalty:
             request.penalty_slot = self.penalty_slots.allocate()
         if hit.blocks:
@@ -323,7 +334,7 @@ class Holdings:
             return Release()
         request.tokens = rows.history[slot, : rows.committed_len[slot]].copy()
         request.computed = int(rows.least_len[slot]) + bool(rows.waits[slot])
-        request.last_token_s = rows.token_times.last_s(slot)
+        request.last_token_s = self.token_times.last_s(slot)
         request.evictions += not request.gives_way
         request.gives_way = False
         gone = Release(row_slot=slot, penalty_slot=request.penalty_slot)

@@ -21,12 +21,12 @@ from runahead.runtime.row_record import (
     COUNT_WORDS,
     PROMPT_BIT,
     ROW_RECORD,
+    mask_words,
     signed_64,
 )
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import Rows
-from runahead.runtime.token_mask import mask_words
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams
 
 # The sampling parameters in a record, in the record's order.
@@ -172,7 +172,6 @@ def begin_row(rows: Rows, request: Request, block_size: int, limits: SchedulerLi
     rows.needs_full[slot] = request.may_hold or needs_full(request.sampling, stopping)
     rows.may_hold[slot] = request.may_hold
     rows.owner[slot], rows.handle[slot], rows.order[slot] = request.owner, request.handle, request.order
-    rows.token_times.begin(slot, request.last_token_s)
     rows.logprobs[slot] = sampling.logprobs
     rows.prompt_logprobs[slot] = sampling.prompt_logprobs
     rows.stop_ids[slot] = -1

@@ -1,4 +1,4 @@
-"""Requests in the scheduler, and prompts that several completions share.
+"""Requests in the scheduler, counts of what happened to them, and prompts that several completions share.
 
 The first of several completions computes their prompt, and the others share its KV blocks. They join the queue when
 these blocks can be found. Each computes the prompt's last tokens again, because it needs their logits. It finds the
@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import lcm
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -22,11 +24,12 @@ from numpy.typing import NDArray
 from runahead.runtime.memory.block_pool import NO_SLOT, BlockPool, SlotPool
 from runahead.runtime.memory.prefix_cache import NO_SNAPSHOT, SnapshotPool
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
-from runahead.runtime.wire.block_keys import PrefixKeys
 from runahead.runtime.wire.engine_config import MOST_DRAFTS
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
+from runahead.runtime.wire.prompts import PrefixKeys
 
 MAX_EVICTIONS: Final = 3  # a request with so many evictions is protected: others of its priority are evicted first
+NO_EVENTS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class NeverFits(ValueError):
@@ -50,6 +53,7 @@ class Request:
     block; NO_SNAPSHOT: none. The prefix cache owns those behind registered blocks. begins_as: the snapshot that its
     state begins as. caller: who makes the request; empty without callers. outranks: its priority counts against other
     callers' requests, too. evictions, pauses: how often it gave up its row, or waited in it, for lack of blocks.
+    chunks_deferred: launches without its next chunk, because chunks before it used the launch's prompt tokens or plan.
     gives_way: its row leaves for a caller that has none. begun_at: number of its tokens that its row found in the
     prefix cache or that an earlier row computed. computed: number of its tokens that an evicted row had computed.
     next_prompt_logprob: position of the next prompt token whose log-probability is to be sent. last_token_s: when its
@@ -87,6 +91,7 @@ class Request:
     registered: int = 0
     evictions: int = 0
     pauses: int = 0
+    chunks_deferred: int = 0
     gives_way: bool = False
     begun_at: int = 0
     computed: int = 0
@@ -135,6 +140,42 @@ class Request:
 _SEEDS = 1 << 64
 
 
+@dataclass(slots=True)
+class Tally:
+    """Counts since the start.
+
+    finished: requests by the name of their reason. aborted: requests that a client aborted or cancelled, by phase.
+    events: lifecycle events since the last plan, by kind.
+    """
+
+    counters: Counter[str] = field(default_factory=Counter)
+    finished: Counter[str] = field(default_factory=Counter)
+    aborted: Counter[str] = field(default_factory=Counter)
+    events: Counter[str] = field(default_factory=Counter)
+
+    def event(self, kind: str, times: int = 1) -> None:
+        if times:
+            self.events[kind] += times
+
+    def admitted(self, request: Request, cached: int, *, searched: bool) -> None:
+        """Count an admission. cached: tokens found in the prefix cache. searched: whether it was searched."""
+        if request.computed:
+            self.counters["recomputed_tokens"] += max(0, request.computed - cached)
+            self.event("readmitted")
+            return
+        request.cached_tokens = cached
+        self.counters["admitted"] += 1
+        self.counters["prompt_tokens"] += request.prompt.size
+        self.counters["cached_tokens"] += cached
+        self.counters["queried_tokens"] += request.prompt.size * searched
+        self.event("admitted")
+
+    def hand_over_events(self) -> Mapping[str, int]:
+        """Return the events since the last plan, and begin to count anew."""
+        events, self.events = self.events, Counter()
+        return events
+
+
 @dataclass(slots=True, eq=False)
 class SharedPrompt:
     """A prompt of several completions.
@@ -153,7 +194,7 @@ class SharedPrompt:
         """Return whether a completion may still look for the blocks."""
         return bool(self.not_begun)
 
-    def holds_back(self, request: Request) -> bool:
+    def is_awaited_by(self, request: Request) -> bool:
         """Return whether the request must not be admitted yet."""
         return request is not self.first and not self.is_ready
 

@@ -12,7 +12,6 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
-from runahead.runtime.scheduler.tally import TokenTimes
 from runahead.runtime.wire.engine_config import MOST_DRAFTS
 
 
@@ -71,7 +70,6 @@ class Rows:
         self.prompt_logprobs = np.full(max_rows, -1, np.int32)  # as in the row's admission record
         self.stop_ids = np.full((max_rows, max_stop_ids), -1, np.int32)
         self.stop_width = 0  # columns of stop_ids that any row has used
-        self.token_times = TokenTimes(max_rows)  # when the request's last token was sent
         self.history = np.zeros((max_rows, context_length), np.int32)  # committed tokens by position
         self._history = self.history.reshape(-1)  # the same, flattened
         self.changes = self.ended = 0

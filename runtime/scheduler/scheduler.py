@@ -29,10 +29,9 @@ from runahead.runtime.scheduler.outcomes import NOT_A_TOKEN, Deferred, Ending, E
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.plan_builder import NO_APPENDS, PlanBuilder, Planned, prompt_logprob_ranges
 from runahead.runtime.scheduler.rationing import Need, choose_victim, order_of_service, ration
-from runahead.runtime.scheduler.request import NeverFits, Request
+from runahead.runtime.scheduler.request import NO_EVENTS, NeverFits, Request, Tally
 from runahead.runtime.scheduler.rows import RowPhase, Rows
 from runahead.runtime.scheduler.steady_decode import SteadyDecode
-from runahead.runtime.scheduler.tally import NO_EVENTS, Tally
 from runahead.runtime.scheduler.waiting import WaitingQueue
 from runahead.runtime.wire.parameters import FinishReason
 
@@ -89,7 +88,7 @@ class Scheduler:
     def stop(self, request: Request, reason: FinishReason) -> Ending:
         """End a request outside a commit, in any phase; its tokens in flight are void."""
         if reason in (FinishReason.ABORTED, FinishReason.CANCELLED):
-            self.tally.aborted[self.phase_of(request)] += 1
+            self.tally.aborted[self.holdings.phase_of(request)] += 1
             self.tally.event("aborted")
         else:  # a stop string that the front end found, or a prompt that is not finite
             self.tally.event("finished")
@@ -107,14 +106,6 @@ class Scheduler:
         """Evict a row: it gives up its blocks. Its tokens in flight still count; then the request waits again."""
         self.holdings.evict(request)
         self.tally.event("evicted")
-
-    def phase_of(self, request: Request) -> str:
-        """Return WAITING, PAUSED, or the phase of the request's row."""
-        if request.row_slot == NO_SLOT:
-            return "WAITING"
-        if request.row_slot in self.holdings.paused:
-            return "PAUSED"
-        return RowPhase(int(self.rows.phase[request.row_slot])).name
 
     def release(self, resource: Deferred) -> Release:
         """Release what the fence let go. Returns what no request has any more."""
@@ -326,8 +317,11 @@ class Scheduler:
 
     def _plan_prefill(self, builder: PlanBuilder, slots: list[int]) -> None:
         """Plan the next chunk of each of these rows, in the order of service, until the budget is used up."""
-        for slot in self.holdings.callers.in_order(slots):
+        order = self.holdings.callers.in_order(slots)
+        for index, slot in enumerate(order):
             if not self._plan_chunk(builder, slot):
+                for late in order[index:]:
+                    self.holdings.request(late).chunks_deferred += 1
                 return
 
     def _cut(self, start: int, request: Request) -> int:
@@ -381,19 +375,7 @@ class Scheduler:
                 return
             self.waiting.remove(request)
             self.holdings.allocate_row(request, hit)
-            self._count_admission(request, start)
+            self.tally.admitted(request, start, searched=self.holdings.searches_prefix(request))
             builder.admit(begin_row(self.rows, request, pool.block_size, self.limits))
             if not self._plan_chunk(builder, request.row_slot):
                 raise LedgerError("an admitted row's first chunk does not fit the plan that was measured for it")
-
-    def _count_admission(self, request: Request, cached: int) -> None:
-        if request.computed:
-            self.tally.counters["recomputed_tokens"] += max(0, request.computed - cached)
-            self.tally.event("readmitted")
-            return
-        request.cached_tokens = cached
-        self.tally.counters["admitted"] += 1
-        self.tally.counters["prompt_tokens"] += request.prompt.size
-        self.tally.counters["cached_tokens"] += cached
-        self.tally.counters["queried_tokens"] += request.prompt.size * self.holdings.searches_prefix(request)
-        self.tally.event("admitted")

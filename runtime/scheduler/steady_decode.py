@@ -8,20 +8,23 @@ decode.
 While the rows stay the same and none ends, most of a commit is also the same each time: its requests, its positions in
 the history, that no token is a first one, and the launch with which a row reaches its greatest length. Only the cells
 are new. An admission changes none of this: the launch that admits a row still samples the previous launch's rows.
+
+The times between their tokens are the same for all of them.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from runahead.cuda_graphs.rings import only_tokens
 from runahead.runtime.plan import LaunchPlan
 from runahead.runtime.scheduler.ledger import Launch
 from runahead.runtime.scheduler.outcomes import Commit
-from runahead.runtime.scheduler.result_cells import only_tokens
 from runahead.runtime.scheduler.rows import Rows
 
 _LEAST_AND_STATE: Final = np.array([[0], [2]])  # `least_len` and `state_len` in `Rows.planned`
@@ -168,3 +171,46 @@ class KeptRows:
             rows.correct_bounds(self._may_hold, number, self._one_each)
         same = self._columns
         return Commit(number, same.cells, same.slots, tokens, same.owners, same.handles, self._firsts, ())
+
+
+class TokenTimes:
+    """A column by row slot, in seconds; NaN where a request has had no token.
+
+    Rows that decode together get their tokens together, launch after launch. So the rows of the last `advance` are one
+    group with one time, and the column is written when the group changes.
+    """
+
+    def __init__(self, max_rows: int) -> None:
+        self._column = np.full(max_rows, np.nan)  # times of rows outside the group
+        self._group = b""  # int32 row slots as bytes, which compare faster
+        self._group_s = math.nan
+        self._members = frozenset[int]()  # the group as a set
+
+    def advance(self, slots: NDArray[np.int32], now: float) -> float | NDArray[np.float64]:
+        """Record a token of these rows, [n], at `now`. Returns the time since the previous token of each, [n], or one
+        number if the rows are the previous call's."""
+        group = slots.tobytes()
+        if group == self._group:
+            since, self._group_s = now - self._group_s, now
+            return since
+        self._settle()
+        since_each: NDArray[np.float64] = now - self._column.take(slots)
+        self._group, self._group_s = group, now
+        self._members = frozenset(slots.tolist())
+        return since_each
+
+    def begin(self, slot: int, last_s: float) -> None:
+        """Give the row to a request. last_s: time of the request's last token; NaN without one."""
+        if slot in self._members:  # the slot's previous request was in the group
+            self._settle()
+        self._column[slot] = last_s
+
+    def last_s(self, slot: int) -> float:
+        """Return the time of the row's last token."""
+        self._settle()
+        return float(self._column[slot])
+
+    def _settle(self) -> None:
+        """Write the group's time to the column."""
+        self._column.put(np.frombuffer(self._group, np.int32), self._group_s)
+        self._group, self._members = b"", frozenset()

@@ -76,8 +76,8 @@ class WaitingQueue:
         self._without_row: dict[str, float] = {}  # when each waiting caller began to lack a row, oldest first
         self._rows_then: Counter[str] = Counter()  # rows of each caller at the last update
         self._changed_callers = set[str]()  # callers whose queue began or ended since then
-        # Counted, but in no queue: see `SharedPrompt.holds_back`.
-        self._held_back = dict[SharedPrompt, dict[Request, None]]()
+        # Counted, but in no queue: see `SharedPrompt.is_awaited_by`.
+        self._by_prompt = dict[SharedPrompt, dict[Request, None]]()
 
     def __len__(self) -> int:
         return self._count
@@ -86,15 +86,15 @@ class WaitingQueue:
         return self._by_service_key()
 
     @property
-    def held_back(self) -> int:
+    def for_prompts(self) -> int:
         """Number of requests that wait until another completion has computed the blocks of their prompt."""
-        return sum(map(len, self._held_back.values()))
+        return sum(map(len, self._by_prompt.values()))
 
     def add(self, request: Request) -> None:
         self._count += 1
         prompt = request.shared_prompt
-        if prompt is not None and prompt.holds_back(request):
-            self._held_back.setdefault(prompt, {})[request] = None
+        if prompt is not None and prompt.is_awaited_by(request):
+            self._by_prompt.setdefault(prompt, {})[request] = None
         else:
             self._enqueue(request)
 
@@ -110,18 +110,18 @@ class WaitingQueue:
         self._changes += 1
 
     def _enqueue_ready(self) -> None:
-        """Enqueue the requests that were held back and whose prompt blocks can be found by now."""
+        """Enqueue the requests whose shared prompt can be found by now."""
         for prompt in self._holdings.shared.take_ready():
-            for request in self._held_back.pop(prompt, ()):
+            for request in self._by_prompt.pop(prompt, ()):
                 self._enqueue(request)
 
     def remove(self, request: Request) -> None:
         """Remove a request that is admitted or has ended. Raises ValueError if it is not in the queue."""
         prompt = request.shared_prompt
-        if prompt is not None and request in self._held_back.get(prompt, ()):
-            del self._held_back[prompt][request]
-            if not self._held_back[prompt]:
-                del self._held_back[prompt]
+        if prompt is not None and request in self._by_prompt.get(prompt, ()):
+            del self._by_prompt[prompt][request]
+            if not self._by_prompt[prompt]:
+                del self._by_prompt[prompt]
             self._count -= 1
             return
         own = self._queues.get(request.caller, _CallerQueue())

@@ -25,7 +25,7 @@ from runahead.runtime.wire.parameters import (
     WaitReason,
 )
 
-PROTOCOL_VERSION: Final = 16
+PROTOCOL_VERSION: Final = 17
 MAX_HANDLE: Final = (1 << 63) - 1
 MAX_ANNOUNCED: Final = 100_000  # requests that a front end may have announced at once
 HEARTBEAT_S: Final = 0.5  # between heartbeats of the engine, about
@@ -54,7 +54,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A request with precomputed parts (`runahead.runtime.wire.preparation`).
+    """A request with precomputed parts (`runahead.runtime.wire.prompts`).
 
     prompt: int32 token ids, never empty. prompt_ids: its distinct ids, int32, ascending, for a repetition penalty; else
     empty. block_keys: keys of its full blocks, 32 bytes each, for an engine with a prefix cache; else empty.
@@ -261,7 +261,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
         token, and from the first token to the last. drafted, accepted: verified and accepted drafts by position, up to
         the last position with any.
     tokens_per_launch: average over launches that brought it any; 0 without a token. evictions, pauses: how often it
-        lost its row, and waited in it, for lack of KV blocks.
+        lost its row, and waited in it, for lack of KV blocks. chunks_deferred: launches that left its next chunk out.
     """
 
     handle: int
@@ -277,6 +277,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     tokens_per_launch: float = 0.0
     evictions: int = 0
     pauses: int = 0
+    chunks_deferred: int = 0
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -6,6 +6,10 @@ import enum
 from typing import Annotated, Final
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from runahead.runtime.row_record import token_mask
 
 MAX_STOP_IDS = 32  # end-of-sequence ids and stop ids of one row together
 MAX_BIAS = 1024
@@ -102,3 +106,8 @@ class StoppingParams(msgspec.Struct, frozen=True, array_like=True):
     min_tokens: Annotated[int, msgspec.Meta(ge=0, lt=1 << 30)] = 0
     stop_token_ids: Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=MAX_STOP_IDS)] = ()
     ignore_eos: bool = False
+
+
+def allowed_mask(token_ids: NDArray[np.int64], vocab_size: int) -> bytes:
+    """Make `SamplingParams.allowed_mask` for these ids, [n], each below `vocab_size`."""
+    return token_mask(token_ids, vocab_size).tobytes()

@@ -126,8 +126,8 @@ class Call:
         formed. prompt_tokens, submitted (monotonic): set when the engine has the request. so_far, has_finished: set
         when the request is released, finished or not.
     queued: monotonic, when the request was sent to the engine. waited_for, waited_s: the longest wait before the first
-        launch, in seconds; empty without one. evictions, pauses: of its completions, for lack of KV blocks. ended:
-        monotonic. code, reason: how the call ended. tell: called at its end.
+        launch, in seconds; empty without one. evictions, pauses, chunks_deferred: of its completions, as in the
+        engine's `Finished`. ended: monotonic. code, reason: how the call ended. tell: called at its end.
     """
 
     method: str = ""
@@ -150,6 +150,7 @@ class Call:
     waited_s: float = 0.0
     evictions: int = 0
     pauses: int = 0
+    chunks_deferred: int = 0
     tell: Callable[[Call], None] = lambda call: None
 
     def submit(self, prompt_tokens: int, submitted_at: float) -> None:
@@ -282,6 +283,7 @@ def _fields(call: Call) -> dict[str, Any]:
         "waited_s": round(call.waited_s, _DIGITS) if call.waited_for else None,
         "evictions": call.evictions or None,
         "pauses": call.pauses or None,
+        "chunks_deferred": call.chunks_deferred or None,
         "total_s": round((call.ended or call.began) - call.began, _DIGITS),
     }
     if call.so_far is not None:

@@ -147,8 +147,8 @@ class Rendering:
         if asked.continue_last:
             last = values["messages"][-1]
             if not isinstance(last.get("content"), str):
-                place = f"messages[{len(values['messages']) - 1}].content"
-                raise ChatFault(place, "must be set: continue_last continues it")
+                field = f"messages[{len(values['messages']) - 1}].content"
+                raise ChatFault(field, "must be set: continue_last continues it")
             last["content"] += _MARK + " "
         now, most_bytes = datetime.fromisoformat(asked.now), self._orders.most_bytes
         try:

@@ -18,8 +18,7 @@ from google.protobuf.message import Message
 from numpy.typing import NDArray
 
 from runahead.runtime.wire.messages import EngineInfo
-from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
-from runahead.runtime.wire.preparation import allowed_mask
+from runahead.runtime.wire.parameters import SamplingParams, StoppingParams, allowed_mask
 from runahead.service.contract.errors import (
     NO_TOKENIZER,
     Violation,

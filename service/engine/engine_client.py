@@ -18,7 +18,7 @@ from runahead.runtime.wire.figures import EngineStats, Trace
 from runahead.runtime.wire.frames import FrameReader, ProtocolError
 from runahead.runtime.wire.kv_events import KvQuery, KvReply
 from runahead.runtime.wire.parameters import FinishReason
-from runahead.runtime.wire.preparation import prepared_submit
+from runahead.runtime.wire.prompts import prepared_submit
 from runahead.service.contract.limits import LIMITS
 from runahead.service.contract.validation import CheckedRequest
 from runahead.service.engine.pulse import SILENT_S, Pulse

@@ -16,9 +16,9 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import structlog
 
-from runahead.runtime.wire.block_keys import empty_prefix
 from runahead.runtime.wire.kv_events import KvChange
 from runahead.runtime.wire.messages import EngineInfo
+from runahead.runtime.wire.prompts import empty_prefix
 from runahead.service.contract.errors import SHUTDOWN_SENTENCE
 from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.engine.request_stream import EngineLostError

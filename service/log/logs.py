@@ -15,8 +15,7 @@ from typing import Any, Final
 
 import structlog
 
-from runahead.runtime.log_output import LEVELS, LogOutput, log_to_stderr
-from runahead.runtime.log_stream import LogStream
+from runahead.runtime.log_output import LEVELS, LogOutput, LogStream, log_to_stderr
 from runahead.service.log.library_lines import LineBudget, printable
 
 _LINES: Final = 20  # of one kind, within the time below

@@ -19,7 +19,7 @@ from typing import IO, Any, Final, TypeVar
 import msgspec
 import structlog
 
-from runahead.runtime.log_stream import count_dropped_lines_in
+from runahead.runtime.log_output import count_dropped_lines_in
 from runahead.runtime.process_end import end_fields
 from runahead.runtime.wire.engine_config import ConfigError
 from runahead.service.engine.pulse import EngineWatch, stuck_after_s

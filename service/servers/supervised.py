@@ -21,8 +21,8 @@ import grpc
 import msgspec
 
 from runahead.runtime.checkpoint import CheckpointError
-from runahead.runtime.log_stream import count_dropped_lines_in
-from runahead.runtime.parent_death import signal_at_parents_death
+from runahead.runtime.log_output import count_dropped_lines_in
+from runahead.runtime.process_end import signal_at_parents_death
 from runahead.runtime.wire.engine_config import ConfigError, Spelling
 from runahead.service.calls.admission import Access
 from runahead.service.credentials.callers import CallersFile

@@ -229,6 +229,7 @@ class GenerationServicer(OperatorServicer):
                     call.waited(admitted.waited_for.name.lower(), admitted.waited_s)
                 ends = [one.finished for one in stream.completions if one.finished is not None]
                 call.evictions, call.pauses = sum(end.evictions for end in ends), sum(end.pauses for end in ends)
+                call.chunks_deferred = sum(end.chunks_deferred for end in ends)
                 self.counters.stop_strings += sum(one.stopped_by_string for one in completions)
                 self.counters.slow_readers += isinstance(stream.failure, SlowReaderError)
 

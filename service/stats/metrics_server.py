@@ -65,7 +65,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     def __init__(self, host: str, port: int) -> None:
         """Bind. Raises OSError."""
         self.address_family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        self._places = threading.BoundedSemaphore(_CONNECTIONS)
+        self._connections = threading.BoundedSemaphore(_CONNECTIONS)
         self._due: dict[Any, float] = {}  # when each open connection is closed, monotonic
         super().__init__((str(address[0]), int(address[1])), _Handler)
 
@@ -76,7 +76,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._places.acquire(blocking=False):
+        if not self._connections.acquire(blocking=False):
             self.shutdown_request(request)
             return
         self._due[request] = time.monotonic() + _WHOLE_S
@@ -102,7 +102,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def _give_back(self, request: Any) -> None:
         del self._due[request]
-        self._places.release()
+        self._connections.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore errors: the client has disconnected."""

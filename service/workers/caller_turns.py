@@ -13,12 +13,12 @@ T = TypeVar("T")
 
 
 class Turns:
-    """Up to `places` turns at a time. The next turn goes to the waiting caller whose last turn is the oldest; a
+    """Up to `most` turns at a time. The next turn goes to the waiting caller whose last turn is the oldest; a
     caller's own work is first come, first served. Use it on one event loop.
     """
 
-    def __init__(self, places: int = 1) -> None:
-        self._free = places
+    def __init__(self, most: int = 1) -> None:
+        self._free = most
         self.given = 0  # turns so far
         self._last: dict[int, int] = {}  # the last turn of each waiting caller
         self._waiting: dict[int, deque[asyncio.Future[int]]] = {}
@@ -114,12 +114,12 @@ class TurnPool:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _turn(self, caller: int, work: Work, numbers: dict[Turns, int]) -> bool:
-        """Run one turn and return whether it was the last. numbers: of the work's last turns. A long turn first waits
-        for its place, and lets others pass meanwhile.
+        """Run one turn and return whether it was the last. numbers: of the work's last turns. Long work
+        first waits in `_long_turns`, where other work passes it.
         """
         with ExitStack() as taken:
             for turns in (self._long_turns, self._turns) if work.is_long else (self._turns,):
-                # Work that holds a long place goes before the caller's other work, which waits for it.
+                # Work in a long turn goes before the caller's other work, which waits for it.
                 before = numbers.get(turns, turns.given if work.is_long else None)
                 numbers[turns] = await turns.take(caller, before)
                 taken.callback(turns.give_back)

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from runahead.runtime.parent_death import signal_at_parents_death
+from runahead.runtime.process_end import signal_at_parents_death
 
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _PR_SET_SECCOMP: Final = 22

@@ -31,7 +31,7 @@ from runahead.runtime.process.parts import MadeOnDevice, check_model, make_sched
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
-from runahead.runtime.wire.preparation import prepared_submit
+from runahead.runtime.wire.prompts import prepared_submit
 from tests.gpu.divided_models import saved
 from tests.gpu.exchanges_on_gpus import RANKS, gpus
 

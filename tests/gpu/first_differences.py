@@ -20,7 +20,7 @@ from runahead.runtime.rounding import ceil_div
 from runahead.runtime.wire.engine_config import DeviceName, EngineConfig
 from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
-from runahead.runtime.wire.preparation import prepared_submit
+from runahead.runtime.wire.prompts import prepared_submit
 from tests.gpu.gpu_chain import EngineUnderTest
 from tests.project.repository import ROOT
 from tests.runtime.chain import MemoryLinks

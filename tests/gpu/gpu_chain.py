@@ -27,16 +27,16 @@ from runahead.runtime.models.weights import dummy_weights
 from runahead.runtime.plan import PLAN_WORDS
 from runahead.runtime.process.parts import state_bytes
 from runahead.runtime.programs.cpu.program import HostProgram
+from runahead.runtime.row_record import token_mask
 from runahead.runtime.scheduler.drafts import DraftChoice
 from runahead.runtime.scheduler.ledger import Ledger
 from runahead.runtime.scheduler.outcomes import Deferred
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.scheduler.scheduler import Scheduler
-from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import MAX_STOP_IDS, SamplingParams, StoppingParams
-from runahead.runtime.wire.preparation import prepared_submit
+from runahead.runtime.wire.prompts import prepared_submit
 from tests.runtime.chain import MemoryLinks
 from tests.runtime.models.dense_configs import dense_config
 

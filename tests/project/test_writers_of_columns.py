@@ -42,7 +42,7 @@ FUNCTIONS_THAT_WRITE: Final = frozenset(
 
 @cache
 def columns() -> frozenset[str]:
-    return frozenset(name for name in vars(Rows(1, 1, 1)) if not name.startswith("_")) - {"max_rows", "token_times"}
+    return frozenset(name for name in vars(Rows(1, 1, 1)) if not name.startswith("_")) - {"max_rows"}
 
 
 class Stores:

@@ -24,7 +24,7 @@ from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import MAX_STOP_IDS, SamplingParams, StoppingParams
-from runahead.runtime.wire.preparation import prepared_submit
+from runahead.runtime.wire.prompts import prepared_submit
 from tests.cuda_graphs.simulated_device import Schedule, SimulatedDevice, at_once
 from tests.runtime.programs.hash_model import EOS, VOCAB
 from tests.runtime.programs.hash_program import HashProgram

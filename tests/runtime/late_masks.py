@@ -16,7 +16,7 @@ from runahead.runtime.drafters.ngram import Drafter, NgramDrafter
 from runahead.runtime.masks.grammar_rows import GrammarRows
 from runahead.runtime.masks.mask_memory import MaskMemory
 from runahead.runtime.masks.masks import NO_STOPS, GivenUp, MaskFigures, Masks, Stops
-from runahead.runtime.token_mask import token_mask
+from runahead.runtime.row_record import token_mask
 from runahead.runtime.wire.parameters import FinishReason
 from tests.runtime.chain import Chain, make_chain
 from tests.runtime.programs.hash_model import EOS, VOCAB

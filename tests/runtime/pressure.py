@@ -28,7 +28,7 @@ def request_of(chain: Chain, handle: int) -> Request:
 
 
 def phase_of(chain: Chain, handle: int) -> str:
-    return chain.engine.scheduler.phase_of(request_of(chain, handle))
+    return chain.engine.scheduler.holdings.phase_of(request_of(chain, handle))
 
 
 def events(chain: Chain, kind: str) -> int:

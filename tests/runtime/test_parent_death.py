@@ -19,7 +19,7 @@ sys.stdin.read()
 """
 CHILD = """
 import os
-from runahead.runtime.parent_death import signal_at_parents_death
+from runahead.runtime.process_end import signal_at_parents_death
 signal_at_parents_death()
 print("begun", flush=True)
 while True:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from runahead.runtime.plan import HEADER, HEADER_WORDS, Admission, Chunk, LaunchPlan, PlanHeader, read_plan, stage
-from runahead.runtime.row_record import ADMIT_WORDS, NUMPY_TYPES, PROMPT_BIT, ROW_RECORD, read_admission
+from runahead.runtime.row_record import ADMIT_WORDS, NUMPY_TYPES, PROMPT_BIT, ROW_RECORD, read_admission, token_mask
 from runahead.runtime.scheduler.new_row import (
     admission_record,
     largest_record_words,
@@ -14,7 +14,6 @@ from runahead.runtime.scheduler.new_row import (
     record_words,
 )
 from runahead.runtime.scheduler.plan_builder import PlanBuilder
-from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams
 
 SAMPLING = SamplingParams(

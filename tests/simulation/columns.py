@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.rings import FORCED, HELD, VOID
+from runahead.runtime.memory.prefix_cache import Hit
 from runahead.runtime.plan import CHUNK_ROW, CHUNK_START, CHUNK_TOKENS, read_plan
 from runahead.runtime.scheduler.ledger import Launch
 from runahead.runtime.scheduler.outcomes import Commit, Eviction, Release
@@ -90,7 +91,7 @@ class RowColumns:
         scheduler, ledger = chain.engine.scheduler, chain.ledger
         holdings, commits = scheduler.holdings, scheduler.commits
         enqueue, retire, commit = ledger.enqueue, ledger.retire, commits.commit
-        evicted, count_admission = holdings.evicted, scheduler._count_admission
+        evicted, allocate_row = holdings.evicted, holdings.allocate_row
 
         def logged_enqueue(launch: Launch) -> None:
             self._enqueued(launch)
@@ -113,16 +114,16 @@ class RowColumns:
                 self._computed[eviction.request.order] = row.computed
             return freed
 
-        def logged_admission(request: Request, cached: int) -> None:
+        def logged_admission(request: Request, hit: Hit) -> None:
             if request.order in self._computed:
-                self._recomputed += max(0, self._computed[request.order] - cached)
-            count_admission(request, cached)
+                self._recomputed += max(0, self._computed[request.order] - len(hit.blocks) * holdings.pool.block_size)
+            allocate_row(request, hit)
 
         ledger.enqueue = logged_enqueue  # type: ignore[method-assign]
         ledger.retire = logged_retire  # type: ignore[method-assign]
         commits.commit = logged_commit  # type: ignore[method-assign]
         holdings.evicted = logged_evicted  # type: ignore[method-assign]
-        scheduler._count_admission = logged_admission  # type: ignore[method-assign]
+        holdings.allocate_row = logged_admission  # type: ignore[method-assign]
 
     def look(self) -> None:
         """Raises AssertionError where a column of a live row is not what the log says."""

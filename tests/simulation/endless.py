@@ -12,7 +12,7 @@ import numpy as np
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams
-from runahead.runtime.wire.preparation import prepared_submit
+from runahead.runtime.wire.prompts import prepared_submit
 from tests.runtime.programs.hash_model import VOCAB
 
 CONTEXT: Final = 64

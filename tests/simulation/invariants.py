@@ -96,8 +96,8 @@ def ranks(chain: SimulatedChain) -> None:
     """Who waits is sorted by priority and arrival among its caller's requests, and no paused row is gone."""
     scheduler = chain.engine.scheduler
     waiting = list(scheduler.waiting)
-    known = len(set(waiting)) + scheduler.waiting.held_back
-    assert len(waiting) + scheduler.waiting.held_back == known == len(scheduler.waiting), (
+    known = len(set(waiting)) + scheduler.waiting.for_prompts
+    assert len(waiting) + scheduler.waiting.for_prompts == known == len(scheduler.waiting), (
         "a request waits twice, or nowhere"
     )
     for caller in {request.caller for request in waiting}:

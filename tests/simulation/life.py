@@ -11,7 +11,7 @@ from runahead.cuda_graphs.device import DeviceError
 from runahead.runtime.watchdog import LaunchHungError, NoProgressError
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason
-from runahead.runtime.wire.preparation import prepared_submit
+from runahead.runtime.wire.prompts import prepared_submit
 from tests.runtime.chain import EVERYTHING
 from tests.simulation.assembly import make_chain
 from tests.simulation.book import Book
@@ -186,7 +186,7 @@ class Life:
 
     def _phase_of(self, handle: int) -> str:
         tracked = self.chain.engine.registry.by_handle(self._sent[handle].owner, self.wires.numbers[handle])
-        return "" if tracked is None else self.chain.engine.scheduler.phase_of(tracked.request)
+        return "" if tracked is None else self.chain.engine.scheduler.holdings.phase_of(tracked.request)
 
     def _do(self, event: Event, handle: int) -> None:
         """handle: the request that the event waited for, which it is about."""

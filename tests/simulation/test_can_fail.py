@@ -117,7 +117,7 @@ def only_without_a_row(intake: Intake, request: Request) -> None:
 
 
 def none_that_is_paused(intake: Intake, request: Request) -> None:
-    if intake._scheduler.phase_of(request) != "PAUSED":
+    if intake._scheduler.holdings.phase_of(request) != "PAUSED":
         _end(intake, request)
 
 

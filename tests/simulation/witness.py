@@ -94,7 +94,7 @@ class Witness:
     def look(self, chain: SimulatedChain) -> None:
         """After a turn."""
         running = [request for request in chain.engine.scheduler.holdings.by_slot if request]
-        self.count("completion waited for its prompt", chain.engine.scheduler.waiting.held_back)
+        self.count("completion waited for its prompt", chain.engine.scheduler.waiting.for_prompts)
         self.count("state in a snapshot", sum(request.prompt_state != NO_SNAPSHOT for request in running))
         for tracked in chain.engine.registry.all():
             request, handle = tracked.request, self._wires.of(tracked.request)

@@ -20,7 +20,7 @@ from runahead.runtime.masks.masks import Masks
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams
-from runahead.runtime.wire.preparation import prepared_submit
+from runahead.runtime.wire.prompts import prepared_submit
 from runahead.service.structures.grammar_text import grammar_text
 from tests.runtime.assembled import assembled
 from tests.runtime.chain import MemoryLinks

@@ -29,7 +29,7 @@ class RecurrentPart(Generic[ShapeT]):
     heads: torch.Tensor | None = None  # whose states are kept
 
 
-def places_of(things: range, size: int = 1) -> torch.Tensor:
+def indexes_of(things: range, size: int = 1) -> torch.Tensor:
     """Return the indexes of these groups' numbers, `size` in each group. int64"""
     return torch.arange(things.start * size, things.stop * size)
 
@@ -44,7 +44,7 @@ def part_of_width(
     if share.is_whole:
         return None, None
     inputs = share.part_of(width, what)
-    return torch.cat([piece * width + places_of(inputs) for piece in range(pieces)]), inputs
+    return torch.cat([piece * width + indexes_of(inputs) for piece in range(pieces)]), inputs
 
 
 def part_of_heads(shape: AttentionShape, share: Share) -> tuple[AttentionShape, torch.Tensor | None, range | None]:
@@ -54,8 +54,8 @@ def part_of_heads(shape: AttentionShape, share: Share) -> tuple[AttentionShape, 
     if share.is_whole:
         return shape, None, None
     heads, kv_heads, size = share.part_of(shape.heads, "query heads"), share.kv_heads_of(shape.kv_heads), shape.head_dim
-    keys = shape.q_size + places_of(kv_heads, size)
-    own = torch.cat([places_of(heads, size), keys, shape.kv_size + keys])
+    keys = shape.q_size + indexes_of(kv_heads, size)
+    own = torch.cat([indexes_of(heads, size), keys, shape.kv_size + keys])
     part = replace(shape, heads=len(heads), kv_heads=len(kv_heads))
     return part, own, range(heads.start * size, heads.stop * size)
 
@@ -71,8 +71,8 @@ def part_of_mamba2(shape: Mamba2Shape, share: Share) -> RecurrentPart[Mamba2Shap
         )
     groups, heads = share.part_of(shape.groups, "groups of Mamba-2 heads"), share.part_of(shape.heads, "heads")
     part = replace(shape, heads=len(heads), groups=len(groups))
-    x, one_each = places_of(heads, shape.head_dim), places_of(heads, 1)
-    channels = [(shape.inner, x), *[(shape.groups * shape.state, places_of(groups, shape.state))] * 2]
+    x, one_each = indexes_of(heads, shape.head_dim), indexes_of(heads, 1)
+    channels = [(shape.inner, x), *[(shape.groups * shape.state, indexes_of(groups, shape.state))] * 2]
     outputs = [(shape.inner, x), *channels, (shape.heads, one_each)]
     inner = range(heads.start * shape.head_dim, heads.stop * shape.head_dim)
     return RecurrentPart(part, _joined(outputs), _joined(channels), inner, one_each)
@@ -86,8 +86,8 @@ def part_of_delta(shape: DeltaShape, share: Share) -> RecurrentPart[DeltaShape]:
         return RecurrentPart(shape)
     keys, values = share.part_of(shape.key_heads, "heads of keys"), share.part_of(shape.value_heads, "heads of values")
     part = replace(shape, key_heads=len(keys), value_heads=len(values))
-    v, one_each = places_of(values, shape.value_dim), places_of(values, 1)
-    channels = [*[(shape.keys, places_of(keys, shape.key_dim))] * 2, (shape.inner, v)]
+    v, one_each = indexes_of(values, shape.value_dim), indexes_of(values, 1)
+    channels = [*[(shape.keys, indexes_of(keys, shape.key_dim))] * 2, (shape.inner, v)]
     outputs = [(shape.inner, v), *channels, *[(shape.value_heads, one_each)] * 2]
     inner = range(values.start * shape.value_dim, values.stop * shape.value_dim)
     return RecurrentPart(part, _joined(outputs), _joined(channels), inner, one_each)
@@ -96,4 +96,4 @@ def part_of_delta(shape: DeltaShape, share: Share) -> RecurrentPart[DeltaShape]:
 def _joined(pieces: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
     """Join indexes within consecutive pieces, given each piece's length and indexes."""
     begins = torch.tensor([0, *(length for length, _ in pieces)]).cumsum(0).tolist()
-    return torch.cat([begin + places for begin, (_, places) in zip(begins, pieces, strict=False)])
+    return torch.cat([begin + indexes for begin, (_, indexes) in zip(begins, pieces, strict=False)])

@@ -62,7 +62,7 @@ from runahead.runtime.models.blocks.experts import (
     read_sparse,
     shared_expert,
 )
-from runahead.runtime.models.blocks.mixer_shares import part_of_delta, part_of_heads, places_of
+from runahead.runtime.models.blocks.mixer_shares import indexes_of, part_of_delta, part_of_heads
 from runahead.runtime.models.blocks.partial_rope import head_order, norm_in_order, share_of
 from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, unread
 from runahead.runtime.models.config.rope_values import rope_of_a_part
@@ -152,8 +152,8 @@ def gated_attention(config: Qwen3NextConfig, layer: int, tensors: TensorReader) 
     shape = AttentionShape(config.num_heads, config.num_kv_heads, size, size**-0.5)
     order = head_order(size, size if config.rotated is None else config.rotated)
     part, _, attended = part_of_heads(shape, tensors.share)
-    heads = places_of(tensors.share.part_of(shape.heads, "query heads"))[:, None] * 2 * size
-    kv_heads = places_of(tensors.share.kv_heads_of(shape.kv_heads))[:, None] * size
+    heads = indexes_of(tensors.share.part_of(shape.heads, "query heads"))[:, None] * 2 * size
+    kv_heads = indexes_of(tensors.share.kv_heads_of(shape.kv_heads))[:, None] * size
     queries, gates = (heads + order).flatten(), (heads + size + torch.arange(size)).flatten()
     keys, values = (kv_heads + order).flatten(), (kv_heads + torch.arange(size)).flatten()
 

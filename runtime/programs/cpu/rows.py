@@ -37,9 +37,10 @@ from runahead.runtime.row_record import (
     ROW_RECORD,
     ROW_TENSORS,
     RowParameters,
+    mask_words,
     read_admission,
+    token_mask,
 )
-from runahead.runtime.token_mask import mask_words, token_mask
 
 _NO_ROWS = np.zeros(0, np.int64)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from runahead.runtime.checkpoint import CheckpointError, check_files, open_checkpoint, places
+from runahead.runtime.checkpoint import CheckpointError, check_files, locate, open_checkpoint
 from runahead.runtime.models.read_config import load_config
 from runahead.runtime.models.weights import check_weights
 from tests.runtime.checkpoint.gguf_files import llama, write
@@ -176,5 +176,5 @@ def test_the_header_is_read_without_torch(tmp_path: Path) -> None:
 
 
 def test_a_models_name_is_the_files_without_its_end(tmp_path: Path) -> None:
-    assert places.model_name(tmp_path / "SmolLM2-135M.Q4_1.gguf") == "SmolLM2-135M.Q4_1"
-    assert places.model_name(tmp_path / "qwen3-0.6b") == "qwen3-0.6b"
+    assert locate.model_name(tmp_path / "SmolLM2-135M.Q4_1.gguf") == "SmolLM2-135M.Q4_1"
+    assert locate.model_name(tmp_path / "qwen3-0.6b") == "qwen3-0.6b"

@@ -16,7 +16,7 @@ from runahead.runtime.engine.loop import Engine
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.frames import FrameReader
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
-from runahead.runtime.wire.preparation import prepared_submit
+from runahead.runtime.wire.prompts import prepared_submit
 from tests.runtime.chain import make_chain
 from tests.runtime.programs.hash_model import EOS, VOCAB, completion
 

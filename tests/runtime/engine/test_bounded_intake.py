@@ -16,7 +16,7 @@ from runahead.runtime.engine.intake import STATS_S, TURN_WORK
 from runahead.runtime.engine.links import SocketLinks
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams
-from runahead.runtime.wire.preparation import prepared_submit
+from runahead.runtime.wire.prompts import prepared_submit
 from tests.runtime.chain import Chain, make_chain, no_step, nobody_is_refused
 from tests.runtime.programs.hash_model import completion
 

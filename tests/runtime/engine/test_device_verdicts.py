@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.device import DeviceError, LaunchShape
-from runahead.cuda_graphs.rings import RingMemory
+from runahead.cuda_graphs.rings import CellError, RingMemory
 from runahead.runtime.programs.cpu.rows import HostRows
 from runahead.runtime.scheduler.ledger import LedgerError
 from runahead.runtime.wire.parameters import FinishReason
@@ -94,7 +94,7 @@ def test_a_row_that_the_device_does_not_end_stops_the_engine(depth: int) -> None
 def test_a_row_that_is_dead_on_the_device_alone_stops_the_engine(depth: int) -> None:
     chain, slot = decoding(depth)
     chain.program.rows.alive[slot] = False
-    with pytest.raises(LedgerError, match="the device ended a row that goes on"):
+    with pytest.raises(CellError, match="the device ended a row that goes on"):
         chain.run()
 
 
@@ -111,7 +111,7 @@ class LateCells(HashProgram):
 def test_a_cell_of_another_launch_is_never_taken_for_a_token(depth: int) -> None:
     chain = make_chain(depth, schedule=no_step, program_type=LateCells)
     chain.submit(1, [3, 4], max_tokens=40, ignore_eos=True)
-    with pytest.raises(LedgerError, match="launch 8: its result slot holds another launch's tokens"):
+    with pytest.raises(CellError, match="launch 8: its result slot holds another launch's tokens"):
         chain.run()
     assert len(chain.tokens()[1]) == 6, "launch 2 brought the first token, launch 7 the last that can be believed"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runahead.runtime.token_mask import token_mask
+from runahead.runtime.row_record import token_mask
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.runtime.engine.test_recurrent_rows import Life
 from tests.runtime.models.checkpoints import CASES, save

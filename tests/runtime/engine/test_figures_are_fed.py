@@ -142,7 +142,7 @@ class Life:
         if not served:
             return
         phase = self.dice.choice(sorted(PHASES))
-        chosen = [one for one in served if self.chain.engine.scheduler.phase_of(one) == phase] or served
+        chosen = [one for one in served if self.chain.engine.scheduler.holdings.phase_of(one) == phase] or served
         request = self.dice.choice(chosen)
         if self.dice.random() < 0.3:
             self.chain.tell(m.Cancel(request.handle), owner=request.owner)

@@ -9,7 +9,7 @@ from runahead.cuda_graphs.device import Form, LaunchShape
 from runahead.runtime.engine.figures import IntervalLog, LogMode, Snapshot, Totals
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.scheduler.ledger import Launch
-from runahead.runtime.wire.block_keys import Content
+from runahead.runtime.wire.prompts import Content
 
 ROWS = 3
 

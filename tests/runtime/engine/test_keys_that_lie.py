@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from runahead.runtime.wire import messages as m
-from runahead.runtime.wire.block_keys import KEY_BYTES
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
-from runahead.runtime.wire.preparation import prepared_submit
+from runahead.runtime.wire.prompts import KEY_BYTES, prepared_submit
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.pressure import whole
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from runahead.runtime.engine.publisher import KvFollowers
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.memory.prefix_cache import SnapshotPool
-from runahead.runtime.wire.block_keys import PrefixKeys
 from runahead.runtime.wire.kv_events import KvQuery, KvReply
+from runahead.runtime.wire.prompts import PrefixKeys
 from tests.runtime.chain import Chain, MemoryLinks, make_chain
 
 SIZE = 8

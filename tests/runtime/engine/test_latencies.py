@@ -12,8 +12,7 @@ import pytest
 
 from runahead.runtime.engine.figures import Latencies
 from runahead.runtime.scheduler.outcomes import Commit
-from runahead.runtime.scheduler.rows import Rows
-from runahead.runtime.scheduler.tally import TokenTimes
+from runahead.runtime.scheduler.steady_decode import TokenTimes
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.figures import BOUNDS_S, Histogram
 from tests.cuda_graphs.simulated_device import seeded_schedule
@@ -88,7 +87,7 @@ def test_the_times_of_rows_are_known_one_by_one_whatever_group_they_were_in() ->
 
 
 def test_rows_of_one_pace_and_rows_that_were_left_out_have_their_own_times() -> None:
-    latencies = Latencies(Rows(4, 1, 8), drafts=0)
+    latencies = Latencies(TokenTimes(4), drafts=0)
     take(latencies, [0, 1, 2], 10.0, first=True)
     take(latencies, [0, 1, 2], 10.5)
     take(latencies, [0, 2], 11.0)  # row 1 is paused
@@ -100,14 +99,14 @@ def test_rows_of_one_pace_and_rows_that_were_left_out_have_their_own_times() -> 
 
 
 def test_a_first_token_has_none_before_it_and_the_rows_beside_it_have() -> None:
-    latencies = Latencies(Rows(4, 1, 8), drafts=0)
+    latencies = Latencies(TokenTimes(4), drafts=0)
     take(latencies, [3], 10.0, first=True)
     latencies.tokens(commit_of([1, 3], [True, False]), True, 12.0)
     assert (latencies.inter_token.counts.sum(), latencies.inter_token.sum_s) == (1, 2.0)
 
 
 def test_a_launch_that_brings_no_token_has_no_times() -> None:
-    latencies = Latencies(Rows(4, 1, 8), drafts=0)
+    latencies = Latencies(TokenTimes(4), drafts=0)
     take(latencies, [], 10.0)
     take(latencies, [1], 11.0, first=True)
     take(latencies, [], 12.0)
@@ -116,7 +115,7 @@ def test_a_launch_that_brings_no_token_has_no_times() -> None:
 
 
 def test_tokens_of_a_row_that_come_together_have_waited_once() -> None:
-    latencies = Latencies(Rows(4, 1, 8), drafts=3)
+    latencies = Latencies(TokenTimes(4), drafts=3)
     take(latencies, [0, 2], 10.0, first=True)
     take(latencies, [0, 0, 0, 2], 13.0)
     take(latencies, [0, 2, 2], 14.0)

@@ -12,14 +12,21 @@ import pytest
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.device import Form, LaunchShape
-from runahead.cuda_graphs.rings import FAULT_NONE, FAULT_PLAN_NUMBER, STATUS_FAULT, RingLayout, allocate_rings, cell_tag
+from runahead.cuda_graphs.rings import (
+    FAULT_NONE,
+    FAULT_PLAN_NUMBER,
+    STATUS_FAULT,
+    CellError,
+    RingLayout,
+    allocate_rings,
+    cell_tag,
+    read_cells,
+)
 from runahead.runtime.engine.figures import LogMode, Snapshot
 from runahead.runtime.engine.loop import Engine
 from runahead.runtime.kernels.reference.philox import row_words, token_words
 from runahead.runtime.plan import LaunchPlan, read_plan, stage
 from runahead.runtime.programs.cpu.rows import HostRows
-from runahead.runtime.scheduler.ledger import LedgerError
-from runahead.runtime.scheduler.result_cells import read_cells
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import MAX_CONTEXT, EngineConfig
@@ -237,7 +244,7 @@ def test_a_cell_is_one_64_bit_word_with_the_number_as_far_as_32_bits_hold_it(num
     assert (cells.view(np.uint64) >> np.uint64(32)).tolist() == [[number % (1 << 32)]] * 2
     assert read_cells(cells, number).token.tolist() == [42, 7]
     for other in (number - 1, number + 3, number - (1 << 31), number ^ (1 << 31)):
-        with pytest.raises(LedgerError, match="another launch's tokens"):
+        with pytest.raises(CellError, match="another launch's tokens"):
             read_cells(cells, other)
 
 

@@ -15,7 +15,7 @@ def test_a_request_whose_end_was_sent_lives_until_somebody_removes_it() -> None:
     chain.engine.intake.take()
     registry, links = chain.engine.registry, MemoryLinks()
     (tracked,) = registry.all()
-    publisher = Publisher(links, chain.engine.scheduler.rows, chain.device.rings, registry)
+    publisher = Publisher(links, chain.engine.scheduler.holdings, chain.device.rings, registry)
     publisher.end(Ending(tracked.request, FinishReason.ABORTED), 1.0)
     assert [type(message) for _, message in links.sent] == [m.Output]
     assert registry.all() == [tracked]

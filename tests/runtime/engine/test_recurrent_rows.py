@@ -52,7 +52,7 @@ class Life:
         self.engine.turn()
         while len(self.engine.registry):
             for tracked in self.engine.registry.all():
-                if self.cancelled < 0 and self.engine.scheduler.phase_of(tracked.request) == phase:
+                if self.cancelled < 0 and self.engine.scheduler.holdings.phase_of(tracked.request) == phase:
                     self.cancelled = tracked.request.handle
                     self.links.tell(1, m.Cancel(self.cancelled))
             self.engine.turn()

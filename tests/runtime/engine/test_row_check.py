@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runahead.runtime.engine.row_check import FIELDS, OF_THE_RECORD, check_rows
-from runahead.runtime.row_record import PENALTY_TENSORS, ROW_RECORD, ROW_TENSORS
+from runahead.runtime.engine.row_check import FIELDS, check_rows
+from runahead.runtime.row_record import PENALTY_TENSORS, ROW_RECORD, ROW_TENSORS, token_mask
 from runahead.runtime.scheduler.ledger import LedgerError
 from runahead.runtime.scheduler.rows import RowPhase
-from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.programs.hash_model import VOCAB
 
 DEPTHS = [0, 1, 2, 4]
 PENALTIES = PENALTY_TENSORS
+OF_THE_RECORD = {"block_count", "penalty_entries", "history_count"}  # the lists that they count have changed since
 RICH = SamplingParams(
     temperature=0.7, top_k=9, top_p=0.9, min_p=0.01, seed=(1 << 64) - 3, bias_ids=(7, 3), bias_values=(1.5, -2.0),
     allowed_mask=token_mask((3, 40, 90), VOCAB).tobytes(), logprobs=2, prompt_logprobs=1, repetition_penalty=1.2,

@@ -25,7 +25,7 @@ from runahead.runtime.wire.parameters import (
     SamplingParams,
     StoppingParams,
 )
-from runahead.runtime.wire.preparation import prepared_submit
+from runahead.runtime.wire.prompts import prepared_submit
 from tests.runtime.engine.sockets import INFO, WELCOME, Clock, connect, read, until
 
 

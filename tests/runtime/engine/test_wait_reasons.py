@@ -161,9 +161,21 @@ def test_completions_that_wait_for_their_prompt_are_no_reason_for_others() -> No
     chain, clock = slow_chain()
     chain.submit(1, [3] * 20, max_tokens=3, ignore_eos=True, n=3)
     chain.turn()
-    assert chain.engine.scheduler.waiting.held_back == 2
+    assert chain.engine.scheduler.waiting.for_prompts == 2
     assert chain.engine.scheduler.waiting.reasons()[0] is L
     admission(chain, clock, 2)
+
+
+def test_a_prompt_counts_the_launches_that_left_its_next_chunk_out_for_another_prompt() -> None:
+    """Both long prompts get a chunk of the first launch. From then on row 1 decodes, and a launch has one chunk."""
+    chain = make_chain(2, schedule=no_step, prefill_chunk=8, max_prefill_tokens=32, mixed_prefill_tokens=8)
+    chain.submit(1, [3, 4], max_tokens=30, ignore_eos=True)
+    chain.submit(2, [5] * 32, max_tokens=2, ignore_eos=True)
+    chain.submit(3, [6] * 24, max_tokens=2, ignore_eos=True)
+    chain.run()
+    ends = {handle: end for handle, (end,) in chain.finished().items()}
+    assert {handle: end.chunks_deferred for handle, end in ends.items()} == {1: 0, 2: 0, 3: 3}
+    assert all(end.pauses == end.evictions == 0 for end in ends.values())
 
 
 def test_times_of_reasons_add_up() -> None:

@@ -15,7 +15,7 @@ from runahead.cuda_graphs.rings import allocate_rings
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.token_mask import token_mask
+from runahead.runtime.row_record import token_mask
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.gpu import gpu_chain

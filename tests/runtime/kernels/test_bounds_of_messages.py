@@ -14,7 +14,7 @@ from runahead.runtime.kernels.reference.sampling import sample_rows
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.frames import ProtocolError
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
-from runahead.runtime.wire.preparation import prepared_submit
+from runahead.runtime.wire.prompts import prepared_submit
 from runahead.service.contract.limits import LIMITS
 from tests.runtime.kernels.extreme_rows import VOCAB
 from tests.runtime.kernels.sampling_oracle import RowSpec, expect, penalties_of, state_of

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from runahead.runtime.kernels.reference.masked_rows import FEW, left_by_masks
-from runahead.runtime.token_mask import mask_words, token_mask
+from runahead.runtime.row_record import mask_words, token_mask
 
 ROWS = 24
 COUNTS = (0, 1, 2, FEW - 1, FEW, FEW + 1, 300, 10_000)

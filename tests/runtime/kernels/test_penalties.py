@@ -13,9 +13,8 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from runahead.cuda_graphs.device import Form
 from runahead.runtime.kernels.reference.penalties import penalize
 from runahead.runtime.kernels.reference.sampling import Sampled, sample_rows
-from runahead.runtime.row_record import COUNT_SEEN, COUNT_TOKEN, PROMPT_BIT
+from runahead.runtime.row_record import COUNT_SEEN, COUNT_TOKEN, PROMPT_BIT, token_mask
 from runahead.runtime.scheduler.new_row import needs_full, penalty_list
-from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.runtime.kernels.sampling_oracle import RowSpec, penalized, penalties_of, state_of
 

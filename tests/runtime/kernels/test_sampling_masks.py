@@ -10,7 +10,7 @@ import torch
 
 from runahead.cuda_graphs.device import Form
 from runahead.runtime.kernels.reference.sampling import sample_rows
-from runahead.runtime.token_mask import token_mask
+from runahead.runtime.row_record import token_mask
 from tests.runtime.kernels.sampling_oracle import RowSpec, penalties_of, state_of
 from tests.runtime.kernels.test_sampling import MAX_TOP, tokens_of
 

@@ -24,8 +24,11 @@ from runahead.runtime.kernels.triton.sampling.sampler import VerifiedTokens, mak
 from runahead.runtime.masks.mask_memory import RUN  # noqa: E402
 from runahead.runtime.programs.cpu.rows import HostRows  # noqa: E402
 from runahead.runtime.programs.cpu.sampler import HostSampler  # noqa: E402
-from runahead.runtime.row_record import PENALTY_TENSORS, ROW_TENSORS  # noqa: E402
-from runahead.runtime.token_mask import token_mask  # noqa: E402
+from runahead.runtime.row_record import (  # noqa: E402
+    PENALTY_TENSORS,
+    ROW_TENSORS,
+    token_mask,
+)
 from tests.runtime.kernels.device_twin import compare_drafts, compare_lines  # noqa: E402
 from tests.runtime.kernels.masked_rows import device_rows, give_grammars, rows_with_masks  # noqa: E402
 from tests.runtime.kernels.test_triton_runs import (  # noqa: E402

@@ -25,7 +25,7 @@ from runahead.runtime.kernels.triton.sampling.sampler import make_sampler_buffer
 from runahead.runtime.masks.mask_memory import MaskMemory  # noqa: E402
 from runahead.runtime.models.decoder import Decoder  # noqa: E402
 from runahead.runtime.programs.cuda.program import TritonProgram  # noqa: E402
-from runahead.runtime.token_mask import token_mask  # noqa: E402
+from runahead.runtime.row_record import token_mask  # noqa: E402
 from tests.gpu import gpu_chain  # noqa: E402
 from tests.runtime.kernels.masked_engine import masked_config  # noqa: E402
 from tests.runtime.kernels.sampling_oracle import RowSpec, penalties_of, state_of  # noqa: E402

@@ -27,8 +27,8 @@ from runahead.runtime.drafters.ngram import NgramDrafter  # noqa: E402
 from runahead.runtime.kernels.reference.sampling import Sampled  # noqa: E402
 from runahead.runtime.plan import HEADER_WORDS, PLAN_WORDS, Admission, Chunk, LaunchPlan, stage  # noqa: E402
 from runahead.runtime.programs.cpu.rows import HostRows  # noqa: E402
+from runahead.runtime.row_record import token_mask  # noqa: E402
 from runahead.runtime.scheduler.new_row import NO_COUNTS, NO_HISTORY, admission_record, penalty_list  # noqa: E402
-from runahead.runtime.token_mask import token_mask  # noqa: E402
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams  # noqa: E402
 from tests.runtime.kernels.device_twin import DeviceTwin  # noqa: E402
 

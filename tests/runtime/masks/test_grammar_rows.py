@@ -16,7 +16,7 @@ from runahead.runtime.grammar.matcher import load_vocabulary, new_matcher
 from runahead.runtime.masks.grammar_rows import COMPILED_KEPT, GrammarRows
 from runahead.runtime.masks.mask_memory import COMPILED, FOUND, MASKS, MaskMemory
 from runahead.runtime.masks.worker_messages import Lost
-from runahead.runtime.token_mask import token_mask
+from runahead.runtime.row_record import token_mask
 from runahead.runtime.wire.parameters import FinishReason
 from tests.runtime.late_masks import MadeUpMatcher
 from tests.runtime.masks.one_row import read_mask

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from runahead.runtime.masks import mask_memory
 from runahead.runtime.masks.mask_memory import NO_RUN, MaskMemory
-from runahead.runtime.token_mask import token_mask
+from runahead.runtime.row_record import token_mask
 from tests.runtime.masks.one_row import read_mask, write_mask
 
 VOCAB = 100

@@ -5,7 +5,7 @@ from __future__ import annotations
 from runahead.runtime.memory.block_changes import BlockChanges
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.memory.prefix_cache import SnapshotPool
-from runahead.runtime.wire.block_keys import Content, PrefixKeys, empty_prefix
+from runahead.runtime.wire.prompts import Content, PrefixKeys, empty_prefix
 
 SIZE = 8
 TOKENS = bytes(4 * SIZE)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from runahead.runtime.memory.block_pool import NULL_BLOCK, BlockPool, BlockPoolError
-from runahead.runtime.wire.block_keys import Content
+from runahead.runtime.wire.prompts import Content
 
 
 def content(name: str, tokens: bytes = b"tokens") -> Content:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runahead.runtime.memory.block_pool import BlockPool, BlockPoolError
-from runahead.runtime.wire.block_keys import Content
+from runahead.runtime.wire.prompts import Content
 
 MANY = 40  # more than are looked at one by one
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.memory.prefix_cache import PrefixWalk
-from runahead.runtime.wire.block_keys import Content, PrefixKeys, prompt_keys
+from runahead.runtime.wire.prompts import Content, PrefixKeys, prompt_keys
 
 SIZE = 4
 

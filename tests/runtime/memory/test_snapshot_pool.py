@@ -9,7 +9,7 @@ import pytest
 
 from runahead.runtime.memory.block_pool import BlockPool, BlockPoolError
 from runahead.runtime.memory.prefix_cache import NO_SNAPSHOT, PrefixWalk, SnapshotPool
-from runahead.runtime.wire.block_keys import Content, PrefixKeys
+from runahead.runtime.wire.prompts import Content, PrefixKeys
 
 SIZE, EVERY = 4, 2
 TOKENS = np.arange(100, 100 + 6 * SIZE + 1, dtype=np.int32)  # six full blocks, and a token that is never found

@@ -27,7 +27,7 @@ from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.engine_config import DeviceName, EngineConfig, KvDtype
 from runahead.runtime.wire.figures import EngineStats
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams
-from runahead.runtime.wire.preparation import prepared_submit
+from runahead.runtime.wire.prompts import prepared_submit
 from tests.runtime.assembled import assembled
 from tests.runtime.chain import MemoryLinks, tell_of_marks_one_by_one
 

@@ -22,8 +22,7 @@ from runahead.cuda_graphs.rings import RingLayout, RingMemory, allocate_rings, r
 from runahead.runtime import models
 from runahead.runtime.checkpoint import Checkpoint, open_checkpoint
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
-from runahead.runtime.log_output import LogOutput
-from runahead.runtime.log_stream import end_log
+from runahead.runtime.log_output import LogOutput, end_log
 from runahead.runtime.models.drafters import draft_model
 from runahead.runtime.models.load import load_model
 from runahead.runtime.models.memory import KeptBytes

@@ -6,9 +6,9 @@ import numpy as np
 
 from runahead.runtime.plan import Chunk
 from runahead.runtime.process.parts import ring_layout
+from runahead.runtime.row_record import token_mask
 from runahead.runtime.scheduler.new_row import admission_record, penalty_list
 from runahead.runtime.scheduler.plan_builder import PlanBuilder
-from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS, SamplingParams, StoppingParams
 from tests.gpu.gpu_chain import small_config

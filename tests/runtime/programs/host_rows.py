@@ -7,8 +7,8 @@ import numpy as np
 from runahead.cuda_graphs.rings import RingLayout, allocate_rings
 from runahead.runtime.plan import Admission, Chunk, LaunchPlan, stage
 from runahead.runtime.programs.cpu.rows import HostRows
+from runahead.runtime.row_record import token_mask
 from runahead.runtime.scheduler.new_row import admission_record
-from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 
 BLOCK, VOCAB, MAX_ROWS, PENALTY_SLOTS = 8, 70, 4, 2

@@ -10,7 +10,7 @@ import pytest
 from runahead.cuda_graphs.device import Form
 from runahead.cuda_graphs.rings import RingLayout, allocate_rings
 from runahead.runtime.plan import PLAN_WORDS
-from runahead.runtime.token_mask import token_mask
+from runahead.runtime.row_record import token_mask
 from runahead.runtime.wire.parameters import SamplingParams
 from tests.runtime.launches import Launches, PromptEntry, over_program
 from tests.runtime.programs.hash_definitions import hash_of, penalty_digest, prompt_logprob, prompt_top

@@ -22,8 +22,8 @@ from runahead.runtime.models.load import load_model
 from runahead.runtime.plan import PLAN_WORDS, Admission, Chunk, LaunchPlan, stage
 from runahead.runtime.programs.cpu import sampler
 from runahead.runtime.programs.cpu.program import HostProgram
+from runahead.runtime.row_record import token_mask
 from runahead.runtime.scheduler.new_row import admission_record
-from runahead.runtime.token_mask import token_mask
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.runtime.launches import ENDLESS, Cell, Launches, over_program
 from tests.runtime.models.checkpoints import CASES, save

@@ -13,7 +13,7 @@ from runahead.runtime.scheduler.rationing import Need, choose_victim, order_of_s
 from runahead.runtime.scheduler.request import Request
 from runahead.runtime.scheduler.rows import RowPhase
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
-from runahead.runtime.wire.preparation import prepared_submit
+from runahead.runtime.wire.prompts import prepared_submit
 from tests.runtime.chain import Chain, make_chain
 from tests.runtime.pressure import whole
 from tests.simulation.clock import Clock

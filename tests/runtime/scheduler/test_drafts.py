@@ -10,13 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.device import Form, LaunchShape
-from runahead.cuda_graphs.rings import FORCED
+from runahead.cuda_graphs.rings import FORCED, SampledTokens
 from runahead.runtime.plan import Chunk, LaunchPlan
 from runahead.runtime.scheduler.drafts import FixedChoice, draft_policy
 from runahead.runtime.scheduler.ledger import Launch, Ledger
 from runahead.runtime.scheduler.outcomes import Commit, Deferred
 from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
-from runahead.runtime.scheduler.result_cells import SampledTokens
 from runahead.runtime.scheduler.rows import Rows
 from runahead.runtime.scheduler.steady_decode import KeptRows, SteadyDecode
 from tests.runtime.scheduler import played

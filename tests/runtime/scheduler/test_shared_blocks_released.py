@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runahead.runtime.memory.block_pool import BlockPool
-from runahead.runtime.wire.block_keys import Content
+from runahead.runtime.wire.prompts import Content
 
 
 @pytest.mark.parametrize("still_named", [0, 1, 2])

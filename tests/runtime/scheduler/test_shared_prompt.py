@@ -15,7 +15,7 @@ from runahead.runtime.scheduler.request import Request, SharedPrompt
 from runahead.runtime.scheduler.rows import RowPhase, Rows
 from runahead.runtime.wire import messages as m
 from runahead.runtime.wire.parameters import FinishReason, SamplingParams, StoppingParams
-from runahead.runtime.wire.preparation import prepared_submit
+from runahead.runtime.wire.prompts import prepared_submit
 from tests.cuda_graphs.simulated_device import seeded_schedule
 from tests.runtime.chain import Chain, make_chain
 from tests.simulation.clock import Clock
@@ -86,8 +86,8 @@ def test_a_prompt_of_one_block_has_nothing_to_share_and_nobody_waits_for_it() ->
     chain = make_chain(2, **SIZES)
     chain.submit(1, PROMPT[:BLOCK], seed=5, n=4, max_tokens=20)
     chain.turn()
-    assert {chain.engine.scheduler.phase_of(one.request) for one in chain.engine.registry.all()} != {"WAITING"}
-    assert chain.engine.scheduler.waiting.held_back == 0
+    assert {chain.engine.scheduler.holdings.phase_of(one.request) for one in chain.engine.registry.all()} != {"WAITING"}
+    assert chain.engine.scheduler.waiting.for_prompts == 0
     chain.run()
     assert chain.tokens() == {1 + i: alone(5 + i, PROMPT[:BLOCK]) for i in range(4)}
 
@@ -109,7 +109,7 @@ def test_others_are_served_while_completions_wait_for_their_prompt() -> None:
     chain.submit(1, PROMPT * 2, seed=5, n=8, max_tokens=4)
     chain.submit(20, PROMPT[:9], seed=1, max_tokens=2)
     chain.turn_until(lambda: 20 in chain.finished())
-    assert chain.engine.scheduler.waiting.held_back == 7, "they wait all the time, or this test shows nothing"
+    assert chain.engine.scheduler.waiting.for_prompts == 7, "they wait all the time, or this test shows nothing"
     chain.run()
     assert chain.tokens()[8] == alone(12, PROMPT * 2)[:4]
 
@@ -119,7 +119,9 @@ def test_an_abort_ends_all_completions_in_whatever_phase(phase: RowPhase) -> Non
     chain = make_chain(2, prefill_chunk=8, max_prefill_tokens=8, **SIZES)
     chain.submit(1, PROMPT, n=N, max_tokens=20)
     served = chain.engine.registry
-    chain.turn_until(lambda: phase.name in {chain.engine.scheduler.phase_of(one.request) for one in served.all()})
+    chain.turn_until(
+        lambda: phase.name in {chain.engine.scheduler.holdings.phase_of(one.request) for one in served.all()}
+    )
     chain.tell(m.Abort(1, ("r1",)))
     chain.run()
     assert [end.reason for ends in chain.finished().values() for end in ends] == [FinishReason.ABORTED] * N
@@ -134,7 +136,7 @@ def test_nobody_waits_for_a_first_completion_that_was_cancelled(prefix_cache: bo
     chain = make_chain(2, prefix_cache=prefix_cache, prefill_chunk=8, max_prefill_tokens=8, **SIZES)
     chain.submit(1, PROMPT, seed=5, n=4, max_tokens=20)
     chain.turn_until(lambda: chain.is_running("r1"))
-    assert chain.engine.scheduler.waiting.held_back == 3
+    assert chain.engine.scheduler.waiting.for_prompts == 3
     chain.tell(m.Cancel(1))
     chain.run()
     assert {handle: said for handle, said in chain.tokens().items() if handle > 1} == {
@@ -301,13 +303,13 @@ def test_a_turn_looks_at_no_completion_that_waits_for_its_prompt(monkeypatch: py
     chain.turn()
     waiting, looks = chain.engine.scheduler.waiting, list[Request]()
 
-    def holds_back(prompt: SharedPrompt, request: Request) -> bool:
+    def is_awaited_by(prompt: SharedPrompt, request: Request) -> bool:
         looks.append(request)
         return True
 
-    monkeypatch.setattr(SharedPrompt, "holds_back", holds_back)
+    monkeypatch.setattr(SharedPrompt, "is_awaited_by", is_awaited_by)
     chain.turn()
-    assert waiting.held_back == 90 and not looks
+    assert waiting.for_prompts == 90 and not looks
 
 
 def asked(caller: str, handle: int, tokens: int, n: int = 1, length: int = 3) -> m.Submit:

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from runahead.cuda_graphs.device import Form, LaunchShape
 from runahead.runtime.memory.block_pool import NULL_BLOCK, BlockPool, BlockPoolError, SlotPool, SlotPoolError
 from runahead.runtime.scheduler.ledger import Launch, Ledger, LedgerError
-from runahead.runtime.wire.block_keys import Content
+from runahead.runtime.wire.prompts import Content
 
 BLOCKS = 8
 SLOTS = 3

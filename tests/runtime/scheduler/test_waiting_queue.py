@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from runahead.runtime.scheduler.request import MAX_EVICTIONS, Request
 from runahead.runtime.scheduler.waiting import WaitingQueue
-from runahead.runtime.wire import block_keys
+from runahead.runtime.wire import prompts
 from runahead.runtime.wire.parameters import SamplingParams, StoppingParams
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.pressure import whole
@@ -139,7 +139,7 @@ def test_a_prefix_that_waits_is_hashed_never_again_and_looked_up_at_its_end_alon
         return counting
 
     chain.turn()
-    monkeypatch.setattr(block_keys, "sha256", counted(hashed, sha256))
+    monkeypatch.setattr(prompts, "sha256", counted(hashed, sha256))
     monkeypatch.setattr(pool, "find", counted(looked_up, find))
     launched = chain.ledger.launched
     while len(chain.tokens()[2]) < 35:

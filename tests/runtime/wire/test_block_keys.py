@@ -7,7 +7,7 @@ from hashlib import sha256
 import numpy as np
 import pytest
 
-from runahead.runtime.wire.block_keys import KEY_BYTES, prompt_keys
+from runahead.runtime.wire.prompts import KEY_BYTES, prompt_keys
 
 PROMPT = np.arange(11, dtype=np.int32)
 

@@ -90,16 +90,16 @@ def test_a_completion_that_finished_has_one_line_with_everything(service: Servic
     assert lines.rest() == []
 
 
-def test_a_completion_that_lacked_blocks_says_how_often(service: Service, lines: LogLines) -> None:
+def test_a_completion_that_lacked_blocks_or_prompt_tokens_says_how_often(service: Service, lines: LogLines) -> None:
     call = generate(service)
     handle = service.engine.next_submit().handle
-    end = m.Finished(handle, int(FinishReason.LENGTH), evictions=2, pauses=7)
+    end = m.Finished(handle, int(FinishReason.LENGTH), evictions=2, pauses=7, chunks_deferred=4)
     tokens = np.array(ids("hello"), np.int32)
     handles = np.full(tokens.size, handle, np.int64)
     service.engine.send(m.Output(1, handles.tobytes(), tokens.tobytes(), (), (end,)))
     list(call)
     line = lines.call("Generate")
-    assert (line["evictions"], line["pauses"]) == (2, 7)
+    assert (line["evictions"], line["pauses"], line["chunks_deferred"]) == (2, 7, 4)
 
 
 def test_a_unary_completion_has_the_same_line(service: Service, lines: LogLines) -> None:

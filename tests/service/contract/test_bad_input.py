@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from google.rpc import error_details_pb2
 
-from runahead.runtime.token_mask import token_mask
+from runahead.runtime.row_record import token_mask
 from runahead.runtime.wire.parameters import FinishReason
 from runahead.service.contract import errors
 from runahead.service.contract.errors import ServiceError

@@ -13,9 +13,9 @@ from runahead.runtime.engine.publisher import KvFollowers
 from runahead.runtime.memory.block_pool import BlockPool
 from runahead.runtime.memory.prefix_cache import SnapshotPool
 from runahead.runtime.wire import messages as m
-from runahead.runtime.wire.block_keys import Content, PrefixKeys
 from runahead.runtime.wire.frames import FrameReader
 from runahead.runtime.wire.kv_events import KvQuery, KvReply
+from runahead.runtime.wire.prompts import Content, PrefixKeys
 from tests.runtime.chain import MemoryLinks
 from tests.service.fake_engine import INFO
 

@@ -13,8 +13,8 @@ import zmq
 import zmq.asyncio as zmq_asyncio
 
 from runahead.runtime.wire import messages as m
-from runahead.runtime.wire.block_keys import PrefixKeys
 from runahead.runtime.wire.engine_config import ConfigError
+from runahead.runtime.wire.prompts import PrefixKeys
 from runahead.service.kv_events.feed import Cleared, Event, KvFeed, KvMirror, Removed, Stored
 from runahead.service.servers.kv_publisher import KvPublisher, block_hash, payload, topic
 from runahead.service.settings.settings import NO_PORT

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from smg_grpc_proto.generated import common_pb2
 
-from runahead.runtime.wire.block_keys import PrefixKeys
 from runahead.runtime.wire.kv_events import KvChange
+from runahead.runtime.wire.prompts import PrefixKeys
 from runahead.service.contract.limits import LIMITS
 from runahead.service.servicers.vllm_kv_events import block_hash
 from tests.service.fake_engine import INFO, STATS, TIMEOUT_S

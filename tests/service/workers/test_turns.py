@@ -72,7 +72,7 @@ def test_a_turn_that_comes_as_its_caller_goes_is_given_on() -> None:
 
 def test_as_many_turns_as_there_are_places_go_on_at_once() -> None:
     async def body() -> None:
-        turns, log = Turns(places=2), list[str]()
+        turns, log = Turns(most=2), list[str]()
         await turns.take(1)
         await turns.take(1)
         third = await wait_for_it(turns, 2, log, "third")

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runahead.cuda_graphs.rings import HELD, NON_FINITE, STOPPED, VOID, cell_tag
-from runahead.runtime.scheduler.ledger import LedgerError
-from runahead.runtime.scheduler.result_cells import read_cells
+from runahead.cuda_graphs.rings import HELD, NON_FINITE, STOPPED, VOID, CellError, cell_tag, read_cells
 
 NUMBER = 9
 
@@ -56,18 +54,18 @@ def test_rows_bring_as_many_tokens_as_were_accepted_in_their_order() -> None:
 def test_another_launchs_cell_is_found(width: int) -> None:
     torn = cells((5,) * width, (6,) * width)
     torn[1, -1] = cells((6,), number=NUMBER - 1)[0, 0]
-    with pytest.raises(LedgerError, match="launch 9: its result slot holds another launch's tokens"):
+    with pytest.raises(CellError, match="launch 9: its result slot holds another launch's tokens"):
         read_cells(torn, NUMBER)
 
 
 def test_a_row_that_goes_on_and_has_no_token_is_found() -> None:
-    with pytest.raises(LedgerError, match="launch 9: the device ended a row that goes on"):
+    with pytest.raises(CellError, match="launch 9: the device ended a row that goes on"):
         read_cells(cells((5,), (VOID,)), NUMBER)
 
 
 @pytest.mark.parametrize("row", [(5, VOID, 6), (5 | STOPPED, 6, VOID)], ids=["a gap", "the end of the row"])
 def test_a_token_after_the_last_is_found(row: tuple[int, ...]) -> None:
-    with pytest.raises(LedgerError, match="launch 9: a token follows a gap or the end of its row"):
+    with pytest.raises(CellError, match="launch 9: a token follows a gap or the end of its row"):
         read_cells(cells((1, 2, 3), row), NUMBER)
 
 
@@ -82,5 +80,5 @@ def test_a_row_that_is_held_has_no_token(behind: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("row", [(HELD | 5, VOID), (HELD | STOPPED, VOID), (5, HELD)], ids=["token", "end", "behind"])
 def test_a_row_that_is_held_and_more_is_found(row: tuple[int, ...]) -> None:
-    with pytest.raises(LedgerError, match="launch 9: a row is held and has a token or an end"):
+    with pytest.raises(CellError, match="launch 9: a row is held and has a token or an end"):
         read_cells(cells((1, 2), row), NUMBER)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from runahead.runtime.log_stream import LogStream
+from runahead.runtime.log_output import LogStream
 
 PIPE_BYTES = 4096
 LINE = "x" * 99 + "\n"
@@ -33,7 +33,7 @@ def pipe() -> Iterator[Pipe]:
 
 
 def run(script: str, **redirected: int) -> subprocess.CompletedProcess[str]:
-    begin = "import sys; from runahead.runtime.log_stream import *\nstream_stderr()\n"
+    begin = "import sys; from runahead.runtime.log_output import *\nstream_stderr()\n"
     return subprocess.run([sys.executable, "-c", begin + script], text=True, timeout=END_S, **redirected)  # type: ignore[call-overload]
 
 
@@ -119,7 +119,7 @@ def test_an_event_that_cannot_be_written_raises_nothing() -> None:
 
 
 def test_a_process_without_standard_error_has_a_log_that_goes_nowhere() -> None:
-    command = [sys.executable, "-c", "from runahead.runtime.log_stream import *; stream_stderr(); import sys\n"]
+    command = [sys.executable, "-c", "from runahead.runtime.log_output import *; stream_stderr(); import sys\n"]
     command[-1] += "print('words', file=sys.stderr); print(sys.stderr.fileno())"
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" 2>&-', "sh", *command], stdout=subprocess.PIPE, text=True, timeout=END_S
