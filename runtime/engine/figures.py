@@ -98,7 +98,7 @@ class Figures:
 
     @property
     def overlap_ratio(self) -> float:
-        """Overlapped launches as a fraction of those that could overlap; 0 before the first."""
+        """Overlapped launches as a fraction of launches that could overlap; 0 before the first."""
         could = self.retired - self.firsts_after_idle
         return self.overlapped / could if could else 0.0
 

@@ -239,7 +239,7 @@ class Intake:
         return None
 
     def _abort(self, owner: int, abort: m.Abort) -> Iterator[int]:
-        """Abort requests. "All" means those that live now: one that ended before its turn came was not aborted.
+        """Abort requests. "All" means all live requests: one that ended before its turn came was not aborted.
 
         The youngest end first, so that waiting requests get no rows meanwhile.
         """

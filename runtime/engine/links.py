@@ -227,7 +227,7 @@ class SocketLinks:
             elif not os.read(key.fd, 4096):
                 self._parent_gone = True
                 self._selector.unregister(key.fd)
-        if len(readable) > READS:  # those who have waited longest
+        if len(readable) > READS:  # connections that have waited longest
             readable = nsmallest(READS, readable, key=lambda connection: connection.read_at)
         for connection in readable:
             self._read(connection)

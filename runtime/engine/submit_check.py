@@ -36,8 +36,8 @@ _CHARACTER_BYTES = 4
 
 
 def frame_bound(info: m.EngineInfo) -> int:
-    """Return the most bytes of a front end's frame: those of the largest message, and a margin, so that a prompt that
-    is slightly too long is refused by its own message."""
+    """Return the most bytes of a front end's frame: the largest message and a margin, so that a prompt that is slightly
+    too long is refused with its specific message."""
     lists = MAX_BIAS * 2 * _NUMBER_BYTES + MAX_ABORT_IDS * (MAX_TEXT * _CHARACTER_BYTES + _NUMBER_BYTES)
     columns = info.context_length * (4 + 4) + info.context_length // info.block_size * KEY_BYTES + info.vocab_size // 8
     grammar = MAX_STRUCTURE * _CHARACTER_BYTES if info.structures else 0

@@ -142,7 +142,7 @@ def tokens_behind(forced: NDArray[np.int32], ahead: int, newest: int) -> NDArray
 
 
 def _most_forced(drafts: int) -> int:
-    """Return the bound of forced tokens: the one that S samples when they are first known, those that the next launch
+    """Return the bound of forced tokens: one that S samples when they are first known, the ones that the next launch
     verifies, and one more.
     """
     return 2 * drafts + 2 if drafts else 0

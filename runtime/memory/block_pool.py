@@ -195,7 +195,7 @@ class BlockPool:
         return self._cached.count(in_bulk(blocks))
 
     def unfindable(self, blocks: Sequence[int]) -> list[int]:
-        """Return those of these blocks that can't be found, in order."""
+        """Return the blocks among these that can't be found, in order."""
         return int32_array(self._is_findable.without(in_bulk(blocks))).tolist()
 
     def forget(self, blocks: Iterable[int]) -> None:

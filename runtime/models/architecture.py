@@ -358,7 +358,7 @@ class Architecture(Generic[ConfigT]):
 
     name: in `architectures` of config.json. model_type: the matching one. models: known models, in words. understood:
         keys that `read` reads.
-    unread: keys without effect, beside those of every architecture. read: parses config.json after its keys were
+    unread: keys without effect, in addition to every architecture's. read: parses config.json after its keys were
         checked, with the end tokens; raises CheckpointError for an unsupported value. weights: builds the model from
         named tensors.
     layers: the possible kinds: attention, window, mamba2, gated_delta, dense, ungated, experts.

@@ -74,10 +74,10 @@ def held_quantized(
     kinds: Collection[Kind],
     quantize: str = "none",
 ) -> Held | None:
-    """How the rank's part of a stack of matrices stays quantized; None: it is held in `dtype`. stored: the checkpoint's
-    tensors; without those of the stack, its weights are random. device: the type of it. kinds: see `kinds_that_stay`.
-    quantize: fp8 or int4 has matrices of 16 bits or more become that. Raises CheckpointError for a group of columns
-    that is not there."""
+    """Return how the rank's part of a stack of matrices stays quantized; None: it is held in `dtype`. stored: the
+    checkpoint's tensors; if the stack is not among them, its weights are random. device: the device's type. kinds: see
+    `kinds_that_stay`. quantize: fp8 or int4 has matrices of 16 bits or more become that. Raises CheckpointError for a
+    group of columns that is not there."""
     columns = stack.columns[0]
     parts = [stored[name] for name in stack.names if name in stored]
     form: Held | None

@@ -63,10 +63,10 @@ def _text_of(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 def _part(raw: Mapping[str, Any], text: Architecture[Any], whole: Whole) -> Mapping[str, Any]:
     """Return the text's part; keys that are also beside it must agree."""
     if raw.get("model_type", whole.model_type) != whole.model_type:
-        raise CheckpointError(f"model_type is {raw['model_type']!r}; that of {whole.name} is {whole.model_type!r}")
+        raise CheckpointError(f"model_type is {raw['model_type']!r}; {whole.name} has {whole.model_type!r}")
     if not isinstance(raw.get(TEXT_CONFIG), dict):
         raise CheckpointError(
-            f"{TEXT_CONFIG} is {raw.get(TEXT_CONFIG)!r}; that of {whole.name} must say what its text part is"
+            f"{TEXT_CONFIG} is {raw.get(TEXT_CONFIG)!r}; in {whole.name} it must describe the text part"
         )
     known = _OF_BOTH.union(
         {"architectures", "model_type", TEXT_CONFIG}, *(each.keys for each in (*UNREAD, *whole.unread))
@@ -99,7 +99,7 @@ def _architecture(raw: Mapping[str, Any]) -> Architecture[Any]:
         )
     found = ARCHITECTURES[names[0]]
     if raw.get("model_type", found.model_type) != found.model_type:
-        raise CheckpointError(f"model_type is {raw['model_type']!r}; that of {found.name} is {found.model_type!r}")
+        raise CheckpointError(f"model_type is {raw['model_type']!r}; {found.name} has {found.model_type!r}")
     return found
 
 

@@ -77,7 +77,7 @@ def engine_info(made: MadeOnDevice, context: int, checkpoint: Checkpoint) -> Eng
 
 
 def drafters_of(config: EngineConfig, model: ModelConfig, checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Return the drafters that a start could use with this model, including those that need a head's files."""
+    """Return the drafters that a start could use with this model, including ones that need a head's files."""
     comes = comes_with_head(checkpoint, model, has_weights=config.load_format != "dummy")
     mtp = ("mtp",) if comes else ()
     if parts.state_bytes(model):

@@ -230,7 +230,7 @@ def finds_prefixes(config: EngineConfig, model: ModelConfig, snapshots: int, con
 
 
 def snapshots_in(config: EngineConfig, kept: KeptBytes, context: int, memory: int | None) -> int:
-    """Return the number of state snapshots for a device that supports them. Default: as many as rows, in at most a
+    """Return the number of state snapshots for a device that supports them. Default: one for each row, in at most a
     quarter of `memory` bytes after the rows' states, and without the blocks of one full-length request. memory None:
     the number of blocks is set. Without cached prefixes there are a few for the states behind shared prompts.
     """
@@ -261,7 +261,7 @@ def _blocks_of_one(config: EngineConfig, context: int) -> int:
 
 def blocks_in(memory: int, config: EngineConfig, kept: KeptBytes, context: int, snapshots: int = 0) -> int:
     """Return the KV blocks that fit into `memory` bytes beside the states of rows and snapshots, including the null
-    block, and at most as many as all rows need at full length. Blocks of a model without attention take no memory: 0 if
+    block, and at most what all rows need at full length. Blocks of a model without attention take no memory: 0 if
     the states don't fit.
     """
     most = config.max_rows * ceil_div(context, config.block_size) + 1

@@ -124,7 +124,7 @@ class HostRanks:
         begun = 0
         while int(steps.min()) < step:
             if self._segment.aborted:
-                raise RanksError(f"rank {self.share.rank} was told to stop in step {self._step}")
+                raise RanksError(f"rank {self.share.rank} was stopped in step {self._step}")
             tries += 1
             if not (pause := pause_after(tries, _PAUSES)):
                 continue

@@ -34,7 +34,7 @@ def follow_launches(
             done, tries = done + 1, 0
             shape = shape_of(rings.plan[rings.slot(done)])
             if shape.number != done:
-                raise DeviceError(f"rank {rank} found plan {shape.number} where that of launch {done} should be")
+                raise DeviceError(f"rank {rank} found plan {shape.number} where plan {done} should be")
             device.launch(shape)
         device.ended()  # raises where a launch has failed
         tries += 1

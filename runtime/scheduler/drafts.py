@@ -37,8 +37,8 @@ from runahead.runtime.scheduler.steady_decode import KeptRows, SteadyDecode
 class DraftPolicy:
     """One token for each row and launch, or none for a held row.
 
-    drafted, accepted: int64 [most K], verified drafts of committed launches by draft position, and those that were
-    right. cells: result cells of a row, 1 + the greatest K of any launch.
+    drafted, accepted: int64 [most K], verified drafts of committed launches by draft position, and the right ones
+    among them. cells: result cells of a row, 1 + the greatest K of any launch.
     """
 
     def __init__(

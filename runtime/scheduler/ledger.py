@@ -44,7 +44,7 @@ _NO_FLAGS = np.zeros(0, np.bool_)
 class Launch(NamedTuple):
     """One launch as it was planned.
 
-    sample_slots, sample_epochs, samples: the rows that its S reads (those of the plan before), their epochs in that
+    sample_slots, sample_epochs, samples: the rows that its S reads (of the previous plan), their epochs in that
     plan, and which of them are sampled. row_slots, row_epochs, row_samples: the same for its F and the next launch's S.
     crossed_slots, crossed_epochs: rows that were given a block because they cross a block boundary with this launch.
     prompt_logprob_ranges: the log-probabilities of prompts that it leaves. guesses, sample_guesses: guessed drafts of

@@ -92,7 +92,7 @@ class PlanBuilder:
     plan_words, bulk_words: int32 words of the two slots. max_prefill_tokens: prompt tokens a launch may carry.
     mixed_prefill_tokens: the same where rows decode in it; one chunk may be longer. piece_tokens: a chunk that does not
     fit is cut at a multiple of so many tokens; 0: chunks stay whole.
-    prompts_owed: requests, and those of their chunks that leave log-probabilities of the prompt.
+    prompts_owed: requests, and their chunks that leave log-probabilities of the prompt.
     """
 
     def __init__(

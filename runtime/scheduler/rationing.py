@@ -4,7 +4,7 @@ Rows are served in order: higher precedence first (the priority of a request who
 protected rows, then callers in turns, each with its rows in queue order. So the last row is the youngest row of the
 caller with the most rows.
 
-The first row that can't be served pauses, and so does every later row that needs a block, so that small needs never
+The first row that can't be served pauses, and every later row that needs a block, so that small needs never
 starve a large one. Pausing frees nothing. If fenced blocks do not cover the need, the last row is evicted once nothing
 else could free any: every row waits, or the waiting row has a higher precedence than a row that does not.
 

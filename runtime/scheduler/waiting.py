@@ -139,7 +139,7 @@ class WaitingQueue:
             self._searched_for, self._walk = None, None
 
     def first(self) -> Request | None:
-        """Return the next request to admit, of those that lack no penalty slot. Cached until a request comes or goes,
+        """Return the next request to admit that lacks no penalty slot. Cached until a request comes or goes,
         or a row begins, ends or changes its phase."""
         self._enqueue_ready()
         now = self._changes, self._holdings.rows.changes, self._holdings.penalty_slots.free > 0
@@ -344,7 +344,7 @@ class WaitingQueue:
         return tokens
 
     def _next(self, count: int) -> list[Request]:
-        """Return the first `count` requests, of those that lack no penalty slot."""
+        """Return the first `count` requests that lack no penalty slot."""
         found, slots = list[Request](), self._holdings.penalty_slots.free
         for request in self._by_service_key(penalised=slots > 0):
             if len(found) == count:

@@ -274,7 +274,7 @@ class RequestStream:
         count = len(part.chosen) // _ENTRY_BYTES
         if part.offset != self._prompt_next or not 0 < count <= self._prompt_end - self._prompt_next:
             raise ProtocolError(
-                f"log-probabilities of {count} prompt tokens from {part.offset} on, where those of "
+                f"log-probabilities of {count} prompt tokens from {part.offset} on, where tokens "
                 f"{self._prompt_next} to {self._prompt_end - 1} were missing"
             )
         if len(part.chosen) % _ENTRY_BYTES or len(part.top_ids) % len(part.chosen):

@@ -76,7 +76,7 @@ def batches(events: Sequence[Event]) -> Iterator[list[Event]]:
 
 
 def runs(events: Sequence[Event]) -> Iterator[list[Event]]:
-    """Split events into those that can share a message: stored blocks that form a chain, and consecutive removed
+    """Split events into groups that can share a message: stored blocks that form a chain, and consecutive removed
     blocks.
     """
     run: list[Event] = []

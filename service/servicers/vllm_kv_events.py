@@ -81,8 +81,8 @@ class KvEventsServicer:
                 )
 
     async def _load_record(self, is_whole: bool) -> Any:
-        """Return the load of now or of the last second. is_whole: with all fields; otherwise those that routing needs.
-        Raises EngineLostError.
+        """Return the load of now or of the last second. is_whole: with all fields; otherwise only the fields that
+        routing needs. Raises EngineLostError.
         """
         now = asyncio.get_running_loop().time()
         if self._load is None or now - self._load[0] >= _LOAD_S / 2:

@@ -36,8 +36,8 @@ _PARTS: Final = (
 
 
 def dequantized(stored: Mapping[str, SafetensorsTensor], quantization: Quantization) -> dict[str, Stored]:
-    """The tensors of an unquantized checkpoint, of those that the files have. Which layers are quantized follows from
-    the tensors that they have.
+    """Return the tensors of an unquantized checkpoint from the files' tensors. A layer's tensors say whether it is
+    quantized.
 
     Raises CheckpointError, naming the tensor, for a part of a weight that is missing, left over, or of another dtype or
     shape than the others ask for.
@@ -88,7 +88,7 @@ def _is_empty_bias(bias: object, weight: object) -> bool:
 
 
 def _weight_at(name: str, stored: Mapping[str, SafetensorsTensor], quantization: Quantization) -> _Weight | None:
-    """The quantized weight whose numbers this tensor holds. None: it holds those of none."""
+    """Return the quantized weight whose numbers this tensor holds, or None."""
     module = next((name.removesuffix(end) for end in (_WEIGHT, *_MARKERS.values()) if name.endswith(end)), name)
     scheme = quantization.scheme_of(module)
     marker = _MARKERS.get(scheme.layout)

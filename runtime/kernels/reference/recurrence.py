@@ -89,7 +89,7 @@ class RowTokens:
 
     def gather(self, mine: NDArray[np.float32], kept: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the recurrence's inputs of all n tokens, and save the inputs of drafts. mine: [q, width], inputs of
-        the query tokens. kept: [state slots, K, width], those of earlier runs, overwritten.
+        the query tokens. kept: [state slots, K, width], inputs of earlier runs, overwritten.
         """
         found = mine
         if self.replayed.size:
@@ -111,7 +111,7 @@ class RowTokens:
             yield rows, self.begins[:rows] + step
 
     def begin(self, state: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Copy these rows' states, zeros for those that begin. state: [state slots, ...]. Returns [m, ...]."""
+        """Copy these rows' states, zeros for rows that begin. state: [state slots, ...]. Returns [m, ...]."""
         mine: NDArray[np.float32] = state[self.read_from]
         mine[self.fresh] = 0.0
         return mine

@@ -20,7 +20,7 @@ from runahead.runtime.models.config.rope_values import check_factors, rope
 from runahead.runtime.models.config.values import by_layer, common, flag, number
 from runahead.runtime.models.rope import Rope, RopeScaling
 
-# Keys of dense decoders beside those of every architecture.
+# Keys of dense decoders in addition to every architecture's.
 READ_BY_DENSE: Final = READ_BY_ALL.union(
     "intermediate_size num_attention_heads num_key_value_heads head_dim hidden_act rms_norm_eps rope_theta "
     "rope_scaling rope_parameters partial_rotary_factor original_max_position_embeddings sliding_window "
@@ -87,7 +87,7 @@ def read_dense(
     query_heads, kv_heads, positions, head_dim, vocab, eps, tied: defaults of missing keys. None: as many KV heads as
     query heads, and hidden_size divided by these; the number of query heads and positions are then required. rope:
     reads theta and its scaling. share: rotated fraction of a head; None: all. activation: key and the only supported
-    value. flags: keys of biases, false if missing. more: fields of `kind` beside those of `DenseConfig`. Raises
+    value. flags: keys of biases, false if missing. more: fields of `kind` in addition to `DenseConfig`'s. Raises
     CheckpointError.
     """
     key, only = activation

@@ -1,4 +1,4 @@
-"""Known keys of `config.json`: those that are read, and those without effect, with the reason.
+"""Known keys of `config.json`: keys that are read, and keys without effect, with the reason.
 
 These are common to all architectures; each architecture's file has its own. A key in no table is refused by name, since
 it may change what the model computes. The reference is `transformers` with the class of the architecture.
@@ -139,6 +139,6 @@ NEUTRAL: Final = (
         },
     ),
     Neutral("removes heads", {"pruned_heads": (None, {})}),
-    Neutral("gives a layer a shape of its own", {"per_layer_config": (None, {})}),
+    Neutral("gives a layer a different shape", {"per_layer_config": (None, {})}),
     Neutral("names code of the checkpoint's own, which is never run", {"auto_map": (None, {})}),
 )

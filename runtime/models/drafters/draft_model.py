@@ -162,6 +162,6 @@ def _check_tokens(called: str, checkpoint: Checkpoint, of_target: Checkpoint) ->
     if differing:
         first = differing[0]
         raise CheckpointError(
-            f"{called} has a vocabulary of its own: {len(differing)} of its tokens are not those of the model, the "
+            f"{called} has another vocabulary: {len(differing)} of its tokens differ from the model's, the "
             f"first of them token {first}, which is {own.get(first)!r} there and {others.get(first)!r} in the model"
         )

@@ -119,7 +119,7 @@ def _built(config: DenseConfig, tensors: TensorReader, fuse_bias: bool, qkv_bias
 def _refuse_others(called: str, raw: Mapping[str, Any]) -> None:
     if raw.get("architectures") not in tuple([name] for name in _NAMES):
         raise CheckpointError(
-            f"{called}: architectures is {raw.get('architectures')!r}; that of a head of EAGLE-1 is "
-            f"{', '.join(_NAMES)}, and that of one of EAGLE-3 LlamaForCausalLMEagle3, Eagle3LlamaForCausalLM, or "
+            f"{called}: architectures is {raw.get('architectures')!r}; a head of EAGLE-1 has "
+            f"{', '.join(_NAMES)}, and one of EAGLE-3 LlamaForCausalLMEagle3, Eagle3LlamaForCausalLM, or "
             "LlamaForCausalLM beside a draft_vocab_size"
         )

@@ -153,7 +153,7 @@ def _read(raw: Mapping[str, Any]) -> tuple[DenseConfig, dict[str, Any]]:
     """Read its layer, as a Llama with one layer, and the head's further keys."""
     if raw.get("architectures") not in tuple([name] for name in _NAMES):
         raise CheckpointError(
-            f"architectures is {raw.get('architectures')!r}; that of a head of EAGLE-3 is {', '.join(_NAMES)}"
+            f"architectures is {raw.get('architectures')!r}; a head of EAGLE-3 has {', '.join(_NAMES)}"
         )
     inner = raw.get("eagle_config") or {}
     if not isinstance(inner, dict):

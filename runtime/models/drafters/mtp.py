@@ -38,7 +38,7 @@ def open_mtp(checkpoint: Checkpoint, target: ModelConfig, asked: str, *, has_wei
         known = ", ".join(name for name, found in ARCHITECTURES.items() if found.heads is not None)
         raise CheckpointError(
             f"{asked} drafts with a head that comes with the checkpoint, and {target.architecture} has none that is "
-            f"served; those of {known} are"
+            f"served; {known} have one"
         )
     count = own.count(target)
     if count != 1:

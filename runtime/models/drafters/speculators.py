@@ -147,14 +147,13 @@ def _check_names(raw: Mapping[str, Any], kind: _Kind) -> None:
     names = raw.get("architectures")
     if not isinstance(names, list) or not names or not kind.names.issuperset(map(str, names)):
         raise CheckpointError(
-            f"architectures is {names!r}; that of a head of {_KIND} {raw[_KIND]} is one of "
-            f"{', '.join(sorted(kind.names))}"
+            f"architectures is {names!r}; a head of {_KIND} {raw[_KIND]} has one of {', '.join(sorted(kind.names))}"
         )
     code = raw.get("auto_map") or {}
     if not isinstance(code, dict) or any(str(name).rpartition(".")[2] not in _ITS_CODE for name in code.values()):
         raise CheckpointError(
-            f"auto_map is {code!r}, which names code of the checkpoint's own: none is ever run, and only that of "
-            f"Speculators is known, {' and '.join(_ITS_CODE)}"
+            f"auto_map is {code!r}, which names code in the checkpoint: none is ever run, and only Speculators' code "
+            f"is known, {' and '.join(_ITS_CODE)}"
         )
 
 

@@ -42,7 +42,7 @@ def _recurrent(raw: Mapping[str, Any]) -> list[bool]:
 def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Mamba2Config:
     share = share_of(raw, _SHARE)
     if share != _SHARE:
-        raise CheckpointError(f"partial_rotary_factor is {share!r}; that of {_NAME} is {_SHARE}")
+        raise CheckpointError(f"partial_rotary_factor is {share!r}; {_NAME} has {_SHARE}")
     return read_dense(
         Mamba2Config, raw, eos_token_ids, architecture=_NAME, kv_heads=8, positions=262144, windows=all_tokens,
         eps=1e-5, rope=rope_of_a_part, share=share, flags=("attention_bias", "mlp_bias"),

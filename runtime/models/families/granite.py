@@ -56,7 +56,7 @@ _NORMS: Final = "normalization_function"
 _STACKED: Final = re.compile(
     r"(?P<of>model\.layers\.\d+\.block_sparse_moe)\.(?:(?P<first>input_linear)|output_linear)\.weight"
 )
-# Layer kinds by the authors' names and by those of transformers 5.
+# Layer kinds by the authors' names and by transformers 5's.
 _RECURRENT: Final = {"mamba": True, "linear_attention": True, "attention": False, "full_attention": False}
 
 

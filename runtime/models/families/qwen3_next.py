@@ -158,7 +158,7 @@ def gated_attention(config: Qwen3NextConfig, layer: int, tensors: TensorReader) 
     keys, values = (kv_heads + order).flatten(), (kv_heads + torch.arange(size)).flatten()
 
     def parts(kind: str, *columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the tensors of queries, keys and values together, and those of gates."""
+        """Return the tensors of queries, keys and values together, and of gates."""
         both = torch.cat([queries, gates])
         q = tensors.tensor((f"{prefix}q_proj.{kind}",), (2 * shape.q_size,), *columns, own=both)
         k = tensors.tensor((f"{prefix}k_proj.{kind}",), (shape.kv_size,), *columns, own=keys)
@@ -259,8 +259,8 @@ def _head(config: Qwen3NextConfig, tensors: TensorReader) -> HeadWeights:
     """Build the draft head. Raises CheckpointError if it has its own embedding."""
     if config.heads_embed:
         raise CheckpointError(
-            "mtp_use_dedicated_embeddings is True: the head has an embedding of its own, and only one that shares the "
-            "model's is served"
+            "mtp_use_dedicated_embeddings is True: the head has a separate embedding; only heads that share the "
+            "model's embedding are served"
         )
     width = config.hidden_size
 

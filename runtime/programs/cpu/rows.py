@@ -324,8 +324,8 @@ class HostRows(RowParameters[NDArray[Any]]):
     # ------------------------------------------------------------ draft
 
     def draft(self) -> None:
-        """Draft tokens for F's decode rows: tokens that their grammars force, else the drafter's, as many as the plan
-        asks for. Tokens at a row's end or beyond it are left out, since no block is reserved for them."""
+        """Draft tokens for F's decode rows: tokens that their grammars force, else the drafter's, in the number that
+        the plan asks for. Tokens at a row's end or beyond it are left out, since no block is reserved for them."""
         if not self.most_drafts and not np.count_nonzero(self.drafted):
             return
         # A held row keeps its logits and drafts of an earlier F.

@@ -361,7 +361,7 @@ def test_each_layer_has_the_window_that_transformers_gives_it(
             "use_sliding_window is False and sliding_window 9",
         ),
         (MISTRAL, {"max_window_layers": 2}, "not understood for Mistral.*: max_window_layers"),
-        (QWEN2, {"model_type": "qwen3"}, "model_type is 'qwen3'; that of Qwen2ForCausalLM is 'qwen2'"),
+        (QWEN2, {"model_type": "qwen3"}, "model_type is 'qwen3'; Qwen2ForCausalLM has 'qwen2'"),
         (LLAMA, {"dtype": {"": "bfloat16"}}, "dtype is {'': 'bfloat16'}"),
         (SMOLLM3, {"no_rope_layers": [1, 0]}, r"no_rope_layers is \[1, 0\]; it must be 0 or 1 for each of 3 layers"),
         (SMOLLM3, {"layer_types": [SLIDING] * 3}, "layer_types has sliding_attention, and SmolLM3"),

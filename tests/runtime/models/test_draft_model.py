@@ -118,10 +118,10 @@ def test_a_tensor_of_another_shape_is_named(folder: Path) -> None:
         (
             {"a": 1, "b": 0, "ab": 2},
             {},
-            "2 of its tokens are not those of the model, the first of them token 0, which is 'b' there and 'a' in the",
+            "2 of its tokens differ from the model's, the first of them token 0, which is 'b' there and 'a' in the",
         ),
         (WORDS, {"<end>": 3}, "1 of its tokens .* token 3, which is '<end>' there and None in the model"),
-        ({}, {}, "3 of its tokens are not"),
+        ({}, {}, "3 of its tokens differ"),
         (7, {}, "the tokenizer of .*model has no vocabulary that can be read"),
     ],
 )

@@ -163,7 +163,7 @@ def test_it_takes_of_a_block_what_it_is_said_to(tmp_path: Path) -> None:
         ({"num_hidden_layers": 2}, "has 2 layers; heads of one layer are served"),
         (
             {"architectures": ["MambaForCausalLM"]},
-            r"architectures is \['MambaForCausalLM'\]; that of a head of EAGLE-1",
+            r"architectures is \['MambaForCausalLM'\]; a head of EAGLE-1",
         ),
         ({"add_para_norm": True}, "keys that are not understood for LlamaForCausalLM .*: add_para_norm"),
         ({"bias": 3}, "bias is 3; it must be true or false"),

@@ -123,7 +123,7 @@ def test_it_takes_of_a_block_what_it_is_said_to(width: int, tmp_path: Path) -> N
         ({"num_hidden_layers": 2}, "has 2 layers; heads of one layer are served"),
         (
             {"architectures": ["Eagle3Speculator"]},
-            r"is \['Eagle3Speculator'\]; that of a head of EAGLE-3",
+            r"is \['Eagle3Speculator'\]; a head of EAGLE-3",
         ),
         ({"hidden_size": 128}, r"has no tensor embed_tokens.weight, and the model's embedding, of 64 numbers a token"),
         ({"draft_vocab_size": 99}, "tensor d2t must be 99 integers"),

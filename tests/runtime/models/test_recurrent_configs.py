@@ -99,7 +99,7 @@ def test_what_is_left_out_counts_as_transformers_counts_it(architecture: str) ->
 @pytest.mark.parametrize(
     ("architecture", "changes", "message"),
     [
-        (BAMBA, {"partial_rotary_factor": 1.0}, "partial_rotary_factor is 1.0; that of BambaForCausalLM is 0.5"),
+        (BAMBA, {"partial_rotary_factor": 1.0}, "partial_rotary_factor is 1.0; BambaForCausalLM has 0.5"),
         (BAMBA, {"attn_layer_indices": [3]}, r"attn_layer_indices is \[3\]; it must be a list of layers, from 0 to 2"),
         (
             BAMBA,

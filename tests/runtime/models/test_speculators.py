@@ -110,8 +110,8 @@ def asking(**changes: Any) -> dict[str, Any]:
         ),
         ({"transformer_layer_config": {**CONFIG, "num_hidden_layers": 2}}, "has 2 layers; heads of one layer"),
         ({"transformer_layer_config": {**CONFIG, "clip": 1}}, "not understood for LlamaForCausalLM .*: clip"),
-        ({"architectures": ["Medusa"]}, r"architectures is \['Medusa'\]; that of a head of speculators_model_type"),
-        ({"auto_map": {"": "head.Other"}}, "auto_map is .*, which names code of the checkpoint's own: none is ever"),
+        ({"architectures": ["Medusa"]}, r"architectures is \['Medusa'\]; a head of speculators_model_type"),
+        ({"auto_map": {"": "head.Other"}}, "auto_map is .*, which names code in the checkpoint: none is ever"),
         ({"tie_word_embeddings": True}, "tie_word_embeddings is True; a head is served where it is False or absent"),
         (
             {"quantization_config": {"quant_method": "fp8"}},

@@ -126,8 +126,8 @@ def test_what_a_published_file_leaves_out_is_as_the_library_has_it() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"text_config": None}, "text_config is None; that of Qwen3_5ForConditionalGeneration must say what its text"),
-        ({"model_type": "qwen3"}, "model_type is 'qwen3'; that of Qwen3_5ForConditionalGeneration is 'qwen3_5'"),
+        ({"text_config": None}, "text_config is None; in Qwen3_5ForConditionalGeneration it must describe"),
+        ({"model_type": "qwen3"}, "model_type is 'qwen3'; Qwen3_5ForConditionalGeneration has 'qwen3_5'"),
         ({"audio_config": {}}, "not understood for Qwen3_5ForConditionalGeneration .*: audio_config"),
         ({"tie_word_embeddings": True}, "tie_word_embeddings is True, and False in text_config: they contradict"),
         ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config is 'hqq'"),

@@ -149,4 +149,4 @@ def test_a_rank_that_waits_stops_when_it_is_told_to() -> None:
     segment.abort()
     stopped.join(30.0)
     assert not stopped.is_alive()
-    assert said == ["rank 0 was told to stop in step 1"]
+    assert said == ["rank 0 was stopped in step 1"]
