@@ -43,6 +43,8 @@ from tests.runtime.models.dense_configs import dense_config
 if TYPE_CHECKING:  # Triton is loaded when it is known on what it runs
     from runahead.runtime.programs.cuda.draft_model import GpuDraftNetwork
 
+# Of models whose layers repeat each other in a test: each takes Triton's interpreter its time.
+LAYERS = 2 if torch.cuda.is_available() else 1
 BLOCK_SIZE = 16
 PREFILL_CHUNK = 32
 MAX_PREFILL_TOKENS = 64

@@ -27,7 +27,10 @@ ROWS, BLOCK_SIZE, EACH, PENALTY_SLOTS, MAX_TOKENS = 5, 16, 6, 3, 128
 NUM_BLOCKS = ROWS * EACH + 1
 CONTEXT = EACH * BLOCK_SIZE
 LAYOUT = RingLayout(4, PLAN_WORDS, 8192, ROWS, 4, prompt_tokens=MAX_TOKENS)
-CONFIG: ModelConfig = gpu_chain.small_config(max_position_embeddings=CONTEXT, architecture="Qwen3ForCausalLM")
+CONFIG: ModelConfig = gpu_chain.small_config(
+    max_position_embeddings=CONTEXT, architecture="Qwen3ForCausalLM", num_layers=gpu_chain.LAYERS,
+    windows=(0,) * gpu_chain.LAYERS,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,7 @@ def held_back(stage: Stage, decodes: int) -> dict[int, int]:
     prompts, and their decode launches."""
     launches = stage.launches
     for slot in (1, 4):
-        launches.begin(slot, prompt_of(20 + slot, slot), SamplingParams(temperature=2.0, seed=slot))
+        launches.begin(slot, prompt_of(20 + slot, slot), SamplingParams(temperature=0.3, seed=slot))
     launches.launch({1: 100, 4: 100})
     if decodes:
         for slot in (0, 2, 3):

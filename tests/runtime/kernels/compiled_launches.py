@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, Final, Literal
@@ -95,7 +95,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """shape: its name in `SHAPES`. changes: of its config.json, null for a key that
     is left out. capability: of the GPU. dependent: kernels are launched
     programmatically, those that can be. used_as: an older compute capability that the GPU stands for. rows: of decode
-    launches. forms: of each kernel. "parts":
+    launches. forms: of each kernel. "each": few, which have each of its parts together. "parts":
     products with each epilogue, attention for one and for several query tokens, the sampler for one and
     for several tokens a row, and each kernel with every set of the parts that it may have or lack, in its largest form.
     "one": the first form in which a launch asks for it, which is the largest. But for "all", kernels of recurrent
@@ -132,7 +132,7 @@ class Compiled(msgspec.Struct, frozen=True):
 def compiled_launches(orders: Orders) -> list[Compiled]:
     """Every form of every kernel, once. Leaves this process unfit for anything else."""
     found: dict[str, Compiled] = {}
-    _pretend(orders, found)
+    compile_asked = _pretend(orders, found)
     with torch.inference_mode():
         own = () if orders.forms == "all" else (_GROUPED, _MAMBA2, _GATED_DELTA)
         for changes in (orders.changes, *orders.further, *own):
@@ -141,12 +141,13 @@ def compiled_launches(orders: Orders) -> list[Compiled]:
             from tests.runtime.kernels.compiled_shares import launch_a_share
 
             launch_a_share()
+        compile_asked()
     return list(found.values())
 
 
-def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
+def _pretend(orders: Orders, found: dict[str, Compiled]) -> Callable[[], None]:
     """Put a GPU that is not there in the place of this machine's. Before the kernels' modules are imported, which then
-    ask the one here."""
+    ask the one here. Returns what compiles the launches' kernels, if they are not compiled at once."""
     import triton
     from triton.runtime.jit import JITFunction
 
@@ -165,25 +166,48 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> None:
     )
     vars(cublaslt)["vendor_library"] = lambda: None
     triton.runtime.driver.set_active(NoGpu(capability))
-    run, seen = JITFunction.run, set[tuple[Any, ...]]()
+    run = JITFunction.run
 
-    def compile_alone(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        if orders.only and self.fn.__name__ not in orders.only:
+    def ask(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        name = self.fn.__name__
+        if orders.only and name not in orders.only:
             return
-        kinds = _kinds_of(self.fn.__name__, arguments, options, orders.forms)
-        if orders.forms != "all" and kinds <= seen:
-            return
-        seen.update(kinds)
         if orders.fp8_kv and not any(getattr(one, "dtype", None) == FP8_KV for one in _flat(arguments)):
             return
-        kernel = run(self, *_without_tensors(arguments), grid=grid, warmup=True, **options)
+        kinds = frozenset(_kinds_of(name, arguments, options, orders.forms))
+        passed = partial(run, self, *_without_tensors(arguments), grid=grid, warmup=True, **options)
+        if orders.forms == "all":
+            compile_form(name, passed)
+        else:
+            asked.setdefault(name, {}).setdefault(kinds, passed)
+
+    def compile_form(name: str, passed: Callable[[], Any]) -> None:
+        kernel = passed()
         has = tuple(one for one in INSTRUCTIONS if one in kernel.asm["ptx"])
         unordered = read_elsewhere(kernel.asm["ttgir"])
         barriers = kernel.asm["ptx"].count("bar.sync")
         widths = tuple(sorted(set(_WIDTHS.findall(kernel.asm["ttgir"]))))
-        found[kernel.hash] = Compiled(self.fn.__name__, kernel.metadata.shared, has, unordered, barriers, widths)
+        found[kernel.hash] = Compiled(name, kernel.metadata.shared, has, unordered, barriers, widths)
 
-    JITFunction.run = compile_alone
+    asked: dict[str, dict[frozenset[tuple[Any, ...]], Callable[[], Any]]] = {}  # by kernel: the first form of each kind
+    JITFunction.run = ask
+
+    def compile_asked() -> None:
+        for name, forms in asked.items():
+            for kinds in _fewest(forms):
+                compile_form(name, forms[kinds])
+
+    return compile_asked
+
+
+def _fewest(forms: Iterable[frozenset[tuple[Any, ...]]]) -> Iterator[frozenset[tuple[Any, ...]]]:
+    """Return few forms with all parts: repeatedly the first form with the most missing parts."""
+    left = list(forms)
+    missing = set[tuple[Any, ...]]().union(*left)
+    while missing:
+        best = max(left, key=lambda kinds: len(kinds & missing))
+        missing -= best
+        yield best
 
 
 def _flat(arguments: tuple[Any, ...]) -> Iterator[Any]:

@@ -38,8 +38,43 @@ def _everything(x, halves, numbers, out, out_halves, out_numbers, ROWS: tl.const
     tl.store(out_numbers + place, wide // 7 - (wide % 7) + (wrapped >> 3))
 
 
+@triton.jit
+def _accesses(x, halves, numbers, flags, out, out_halves, out_numbers, out_flags, N: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Loads and stores, selections and conversions of each kind: of one number or several, with and without a mask."""
+    i, row = tl.arange(0, N), tl.program_id(0)
+    some, one, column = i < N - 3, row < 1, tl.arange(0, 4)[:, None]
+    whole = tl.load(x + i, mask=some, other=-0.0)
+    wide = tl.load(x + column + i[None, :], mask=(i < 5)[None, :], other=float("-inf"))
+    tall = tl.load(x + i[None, :], mask=column < 2, other=1.5)
+    least = tl.load(x + i, mask=one, other=2)
+    single, nothing = tl.load(x + row), tl.load(x + row, mask=row > 1, other=-0.0)
+    half = tl.load(halves + i, mask=some, other=3.0)
+    number = tl.load(numbers + i, mask=some, other=-1)
+    flag = tl.load(flags + i, mask=some, other=0)
+    told = tl.load(flags + i)
+    tl.store(out + i, whole, mask=some)
+    tl.store(out + N + i, tl.where(told, tl.maximum(whole, 0.0), tl.minimum(single, whole)))
+    tl.store(out + 2 * N + i, -0.0, mask=flag)
+    tl.store(out + 3 * N + row, single + nothing)
+    tl.store(out + 3 * N + 2, 2, mask=one)
+    tl.store(out + 4 * N + i, row, mask=one)
+    tl.store(out + (5 + column) * N + i[None, :], tl.where(wide > tall, wide, 0.25) + tl.full((4, N), 1.25, tl.float32))
+    tl.store(out + (9 + column) * N + i[None, :], tl.sum(tall, 0)[None, :])
+    tl.store(out + 13 * N + i, tl.where(one, least, single) + tl.full((N,), -0.0, tl.float32))
+    tl.store(out_halves + i, tl.where(told, whole, 1.0))
+    tl.store(out_halves + N + i, half.to(tl.float32) * 3)
+    tl.store(out_halves + 2 * N + i, number)
+    tl.store(out_numbers + i, tl.where(number > 0, number, 7).to(tl.int64) - tl.maximum(number.to(tl.int64), row))
+    tl.store(out_numbers + N + i, number.to(tl.uint32))
+    tl.store(out_numbers + 2 * N + i, number.to(tl.int8).to(tl.int32) + told.to(tl.int32) + (single * 8).to(tl.int32))
+    tl.store(out_numbers + 3 * N + i, tl.minimum(number.to(tl.uint32), 99).to(tl.float32).to(tl.int64))
+    shifted = tl.maximum(number, number >> 1, tl.PropagateNan.ALL) + tl.load(numbers + i, some, 4)
+    tl.store(out_numbers + i, tl.load(out_numbers + i) + shifted, some)
+    tl.store(out_flags + i, (number & 1).to(tl.int1) | (whole > 0), mask=some)
+
+
 def digest() -> str:
-    """Of all that the kernel leaves, bit by bit."""
+    """Of all that the kernels leave, bit by bit."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(ROWS, COLUMNS, generator=generator)
     halves = torch.randn(ROWS, COLUMNS, generator=generator).bfloat16()
@@ -47,8 +82,14 @@ def digest() -> str:
     out, out_halves = torch.zeros(2 * ROWS), torch.zeros_like(halves)
     out_numbers = torch.zeros(ROWS, COLUMNS, dtype=torch.int64)
     _everything[(2,)](x, halves, numbers, out, out_halves, out_numbers, ROWS, COLUMNS)
-    left = [tensor.view(torch.uint8).numpy().tobytes() for tensor in (out, out_halves, out_numbers)]
-    assert len(set(left[0])) > 8 and len(set(left[1])) > 8 and len(set(left[2])) > 8, "as if nothing had been computed"
+    accessed = torch.full((14, COLUMNS), 9.0), torch.zeros(3, COLUMNS).bfloat16(), out_numbers[:4].clone()
+    flags, out_flags = torch.rand(COLUMNS, generator=generator) < 0.5, torch.zeros(COLUMNS, dtype=torch.bool)
+    _accesses[(2,)](x, halves, numbers, flags, *accessed, out_flags, COLUMNS)
+    assert out_flags.any() and not out_flags.all()
+    tensors = (out, out_halves, out_numbers, *accessed)
+    left = [tensor.view(torch.uint8).numpy().tobytes() for tensor in tensors]
+    assert all(len(set(one)) > 8 for one in left), "as if nothing had been computed"
+    left.append(out_flags.numpy().tobytes())
     return hashlib.sha256(b"".join(left)).hexdigest()
 
 

@@ -62,8 +62,8 @@ class LaggingMasks(LateMasks):
 def masked_config() -> DenseConfig:
     """With the vocabulary of the made-up grammars."""
     return gpu_chain.small_config(
-        max_position_embeddings=96, architecture="Qwen3ForCausalLM", windows=(0, 24), intermediate_size=64,
-        vocab_size=VOCAB, eos_token_ids=(EOS,),
+        max_position_embeddings=96, architecture="Qwen3ForCausalLM", num_layers=gpu_chain.LAYERS,
+        windows=(0, 24)[-gpu_chain.LAYERS :], intermediate_size=64, vocab_size=VOCAB, eos_token_ids=(EOS,),
     )  # fmt: skip
 
 

@@ -18,15 +18,17 @@ from triton import language as tl
 from triton.language.core import validate_block_shape
 from triton.runtime import interpreter
 
+from tests.runtime.kernels.quick_functions import (
+    TYPES,
+    block_of,
+    bytes_of,
+    cast_at_once,
+    load_at_once,
+    number_of,
+    quick_functions,
+)
+
 MARK = "runahead_made_it_quick"
-# Of these NumPy computes in the type itself, as a GPU does.
-TYPES: Final[dict[str, Any]] = {
-    "int32": np.int32,
-    "int64": np.int64,
-    "uint32": np.uint32,
-    "fp32": np.float32,
-}  # by Triton's name
-LIMITS: Final = {kind: np.iinfo(kind) for kind in TYPES.values() if kind is not np.float32}
 OFFSETS: Final = ("int32", "int64")
 
 
@@ -104,7 +106,7 @@ def _make_each_shape_once() -> None:
             if not sizes:
                 raise TypeError("0d block_type is forbidden")
             known = shapes[sizes] = made(sizes)
-        self.element_ty = element_ty
+        self.element_ty, self._sizes = element_ty, sizes
         self.shape, self.numel, self._tensor_shape, self._tensor_numel = known
 
     none, one = core.tuple([]), constexpr(1)
@@ -117,6 +119,7 @@ def _make_each_shape_once() -> None:
             self.shape, self.numel = none, one
 
     core.block_type.__init__ = init_type
+    core.block_type.with_element_ty = lambda self, scalar: block_of(scalar, self._sizes)
     core.block_type.to_ir = lambda self, builder: self  # as which the interpreter's builder would make it again
     core.block_type.name = property(lambda self: f"<{self.shape}, {self.element_ty}>")
     core.tensor.__init__ = init_tensor
@@ -155,7 +158,7 @@ def _match_operands_once() -> None:
     broadcast = semantic.broadcast_impl_value
 
     def of_shape(builder: Any, one: Any, sizes: list[int]) -> Any:
-        of, type = one.type, tl.block_type(one.dtype, sizes)
+        of, type = one.type, block_of(one.dtype, tuple(sizes))
         if of.is_block():
             return one if of.shape is type.shape else tensor(builder.create_broadcast(one.handle, sizes), type)
         return tensor(builder.create_splat(type, one.handle), type)
@@ -175,6 +178,7 @@ def _match_operands_once() -> None:
         return of_shape(self.builder, lhs, sizes), of_shape(self.builder, rhs, sizes)
 
     semantic.broadcast_impl_value = broadcast_if_needed
+    semantic.cast = cast_at_once(semantic.cast)
 
 
 def _make_handles_without_ado() -> None:
@@ -206,7 +210,7 @@ def _look_types_up() -> None:
 
 def _call_with_less_ado() -> None:
     """Functions of the language are called through two others, which look for an argument that is put there."""
-    semantic, load, arange = interpreter.interpreter_semantic, tl.load.__wrapped__, tl.arange.__wrapped__
+    semantic, quick, arange = interpreter.interpreter_semantic, quick_functions(), tl.arange.__wrapped__
 
     def put(place: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
         function = getattr(member, "__wrapped__", member)
@@ -220,8 +224,10 @@ def _call_with_less_ado() -> None:
             called = _computed_at_once(operation, called)
         elif place is tl.tensor and name == "__getitem__":
             called = _indexed_at_once(called)
-        elif function is load:
-            called = _zeros_made_once(called)
+        elif place is tl.tensor and name == "to":
+            called = _converted_at_once(called)
+        elif function in quick and place is not tl.tensor:
+            called = quick[function](called)
         elif function is arange:
             called = functools.cache(called)  # by its ends; nothing changes a tensor
         scope.set_attr(place, name, called)
@@ -241,13 +247,13 @@ def _computed_at_once(operation: Operation, otherwise: Callable[..., Any]) -> Ca
         dtype, number = left.dtype, None
         if type(right) is not tensor:
             number = right if type(right) in (int, float) else None
-            other = None if number is None else _number_of(dtype, number, pointers)
+            other = None if number is None else number_of(dtype, number, pointers)
             if other is None:
                 return otherwise(left, right)
         elif right.dtype is dtype and (dtype.name in TYPES or (of_bits and dtype is tl.int1)):
             other = right.handle.data
         elif pointers and dtype.is_ptr() and right.dtype.name in OFFSETS:
-            other = right.handle.data.astype(np.uint64) * np.uint64(_bytes_behind(dtype))
+            other = right.handle.data.astype(np.uint64) * np.uint64(bytes_of(dtype.element_ty))
         else:
             return otherwise(left, right)
         one = left.handle
@@ -255,9 +261,9 @@ def _computed_at_once(operation: Operation, otherwise: Callable[..., Any]) -> Ca
         of = left.type
         if number is None and right.type.is_block():
             if not of.is_block():
-                of = right.type if right.dtype is dtype else tl.block_type(dtype, list(data.shape))
+                of = right.type if right.dtype is dtype else block_of(dtype, data.shape)
             elif of.shape is not right.type.shape:
-                of = tl.block_type(dtype, list(data.shape))
+                of = block_of(dtype, data.shape)
         if operation.compares:
             of = of.with_element_ty(tl.int1) if of.is_block() else tl.int1
         return tensor(handle_of(data, one.dtype.scalar), of)
@@ -273,7 +279,17 @@ def _indexed_at_once(otherwise: Callable[..., Any]) -> Callable[..., Any]:
         if type(places) is not tuple or not one.type.is_block() or any(at is not None and at != whole for at in places):
             return otherwise(one, places)
         data = one.handle.data[places]
-        return tensor(handle_of(data, one.handle.dtype.scalar), tl.block_type(one.dtype, data.shape))
+        return tensor(handle_of(data, one.handle.dtype.scalar), block_of(one.dtype, data.shape))
+
+    return called
+
+
+def _converted_at_once(otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """`tensor.to(dtype)`. otherwise: with options."""
+    cast = interpreter.interpreter_semantic.cast
+
+    def called(one: Any, dtype: Any, **options: Any) -> Any:
+        return otherwise(one, dtype, **options) if options or type(dtype) is not tl.dtype else cast(one, dtype)
 
     return called
 
@@ -297,36 +313,6 @@ def _look_at_each_function_once() -> None:
     tl.str_to_ty = lambda name, values: make(name, values) if isinstance(name, tuple) else made(name, values)
 
 
-def _zeros_made_once(load: Callable[..., Any]) -> Callable[..., Any]:
-    """`load` where what is masked is zero, which it is if nothing is said, too: no tensor of zeros of another type."""
-
-    def called(*args: Any, **options: Any) -> Any:
-        other = options.get("other")
-        if type(other) in (int, float) and other == 0 and "mask" in options:
-            options["other"] = None
-        return load(*args, **options)
-
-    return called
-
-
-def _number_of(dtype: Any, number: float, pointers: bool) -> Any:
-    """A number of this type, or of elements behind a pointer the bytes; None where Triton is to say what comes out."""
-    kind = TYPES.get(dtype.name)
-    if kind is np.float32:
-        return np.float32(number)
-    if type(number) is not int:
-        return None
-    if kind is not None:
-        return kind(number) if LIMITS[kind].min <= number <= LIMITS[kind].max else None
-    if pointers and dtype.is_ptr() and abs(number) < 1 << 31:
-        return np.uint64(number * _bytes_behind(dtype) % (1 << 64))
-    return None
-
-
-def _bytes_behind(pointer: Any) -> int:
-    return max(1, int(pointer.element_ty.primitive_bitwidth) // 8)
-
-
 def _move_the_bits_of_bfloat16() -> None:
     """They are the upper half of a float32. The interpreter takes both apart and puts them together again; here too the
     lower half is cut off."""
@@ -334,9 +320,9 @@ def _move_the_bits_of_bfloat16() -> None:
 
     @functools.wraps(convert)
     def moved(data: Any, of: Any, to: Any, rounding: Any) -> Any:
-        if (of, to) == (tl.bfloat16, tl.float32):
+        if of is tl.bfloat16 and to is tl.float32:
             return data.astype(np.uint32) << np.uint32(16)
-        if (of, to) == (tl.float32, tl.bfloat16) and rounding is None:
+        if of is tl.float32 and to is tl.bfloat16 and rounding is None:
             return (np.ascontiguousarray(data).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
         return convert(data, of, to, rounding)
 
@@ -358,3 +344,4 @@ def make_interpreter_quick() -> None:
     _call_with_less_ado()
     _look_at_each_function_once()
     _move_the_bits_of_bfloat16()
+    load_at_once()

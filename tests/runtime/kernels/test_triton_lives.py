@@ -30,7 +30,7 @@ from tests.simulation.script import SERIAL, Mode  # noqa: E402
 # state. Of the lives with states, half count what a state stands for, as with drafts.
 SEEDS: Final = [seed for seed in range(100) if mode_of(seed) in (Mode.PLAIN, Mode.STATE, Mode.MASKS)]
 # A launch takes 8 ms in the interpreter: a few lives in every run, each at one of its depths; all by `make kernels`.
-IN_EVERY_RUN: Final = 8
+IN_EVERY_RUN: Final = 5
 WITH_STATES: Final = 3, 1
 HELD_AND_MOVED: Final = 59, SERIAL  # a life in which rows that are held change their places
 WANTED: Final = (

@@ -30,7 +30,10 @@ REQUESTS = 9
 MAX_TOKENS = 40 if DEVICE.type == "cuda" else 12  # of a request; those of the random ones go up to 40
 
 
-QWEN3 = gpu_chain.small_config(max_position_embeddings=96, architecture="Qwen3ForCausalLM", windows=(0, 24))
+QWEN3 = gpu_chain.small_config(
+    max_position_embeddings=96, architecture="Qwen3ForCausalLM", num_layers=gpu_chain.LAYERS,
+    windows=(0, 24)[-gpu_chain.LAYERS :],
+)  # fmt: skip
 
 
 def eager_engine(run_ahead: int, config: ModelConfig = QWEN3, snapshots: int = 0) -> gpu_chain.EngineUnderTest:

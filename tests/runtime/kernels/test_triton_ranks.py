@@ -110,14 +110,14 @@ def divided_on(folder: Path) -> Divided:
 
 
 # Tokens that each row takes in each launch: prompts whole and in chunks, beside rows that decode; then all decode.
-WORK = ({0: 20}, {0: 1, 1: 7}, {0: 1, 1: 10}, {0: 1, 1: 1})
+WORK = ({0: 20}, {0: 1, 1: 4}, {0: 1, 1: 10}, {0: 1, 1: 1})
 
 
 def begun(run: Any, rings: Any, program: TritonProgram) -> Launches:
     keeps_states = any(layer.mixer is not None and layer.mixer.keeps.state for layer in program._model.weights.layers)
     launches = Launches(run, rings, VOCAB, EACH, 0 if keeps_states else None)
-    launches.begin(0, [3 + 11 * i % 150 for i in range(17)], GREEDY)
-    launches.begin(1, [5 + 7 * i % 150 for i in range(12)], GREEDY)
+    launches.begin(0, [3 + 11 * i % 150 for i in range(9)], GREEDY)
+    launches.begin(1, [5 + 7 * i % 150 for i in range(7)], GREEDY)
     return launches
 
 

@@ -4,6 +4,8 @@ states."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ from typing import Any, Final
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.runtime.kernels.triton_device import triton_device
 
@@ -85,11 +88,26 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "CudaDevice", InterpretedDevice)
 
 
-def served(drafter: Any, run_ahead: int) -> tuple[dict[int, list[int]], list[int], int]:
+@pytest.fixture(scope="module")
+def shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model's first layer. Most time goes into layers, and what it says is of no interest."""
+    folder = tmp_path_factory.mktemp("shallow")
+    for file in BUNDLED.iterdir():
+        if file.name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+            (folder / file.name).symlink_to(file)
+    stored = load_file(BUNDLED / "model.safetensors")
+    layer = re.compile(r"layers\.[1-9]")
+    save_file({name: weight for name, weight in stored.items() if not layer.search(name)}, folder / "model.safetensors")
+    config = {**json.loads((BUNDLED / "config.json").read_text("utf-8")), "num_hidden_layers": 1}
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    return folder
+
+
+def served(folder: Path, drafter: Any, run_ahead: int) -> tuple[dict[int, list[int]], list[int], int]:
     """Tokens of a structured request and of a plain one that repeats itself, the drafts of each place that were right,
     and what the structured one ended with."""
     config = EngineConfig(
-        model=str(BUNDLED), device="cuda", max_rows=2, context_length=64, prefill_chunk=32, max_prefill_tokens=64,
+        model=str(folder), device="cuda", max_rows=2, context_length=64, prefill_chunk=16, max_prefill_tokens=16,
         num_blocks=20, drafter=drafter, run_ahead=run_ahead,
     )  # fmt: skip
     parts, links = assemble(config, lambda *_: None), MemoryLinks()
@@ -97,7 +115,7 @@ def served(drafter: Any, run_ahead: int) -> tuple[dict[int, list[int]], list[int
     under_test = EngineUnderTest(engine, parts.device, None, links)
     greedy = SamplingParams(temperature=0.0)
     under_test.submit(1, [5, 6, 7, 8], greedy, StoppingParams(max_tokens=20), structure=grammar_of(SCHEMA))
-    under_test.submit(2, [15, 16, 17, 15, 16, 17], greedy, StoppingParams(max_tokens=10, ignore_eos=True))
+    under_test.submit(2, [15, 16, 17, 15, 16, 17], greedy, StoppingParams(max_tokens=6, ignore_eos=True))
     with torch.inference_mode():
         under_test.run()
         engine.drain("test")
@@ -107,8 +125,8 @@ def served(drafter: Any, run_ahead: int) -> tuple[dict[int, list[int]], list[int
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_a_start_for_cuda_drafts_and_follows_structures() -> None:
-    _, right, ended = served("ngram", 2)
+def test_a_start_for_cuda_drafts_and_follows_structures(shallow: Path) -> None:
+    _, right, ended = served(shallow, "ngram", 2)
     assert ended == FinishReason.END_OF_SEQUENCE
     assert sum(right) > 0, "no draft was right"
 
@@ -116,10 +134,10 @@ def test_a_start_for_cuda_drafts_and_follows_structures() -> None:
 @pytest.mark.large
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(("drafter", "run_ahead"), [("none", 2), ("ngram", 0), ("ngram", 4)])
-def test_no_token_hangs_on_the_drafter_or_the_depth(drafter: str, run_ahead: int) -> None:
-    expected, forced, _ = served("none", 0)
+def test_no_token_hangs_on_the_drafter_or_the_depth(shallow: Path, drafter: str, run_ahead: int) -> None:
+    expected, forced, _ = served(shallow, "none", 0)
     assert sum(forced) > 0, "nothing that was forced was kept"
-    found, right, ended = served(drafter, run_ahead)
+    found, right, ended = served(shallow, drafter, run_ahead)
     assert (found, ended) == (expected, FinishReason.END_OF_SEQUENCE)
     assert (sum(right) > sum(forced)) == (drafter == "ngram"), "what is forced, and what the drafter has guessed"
 
