@@ -121,7 +121,10 @@ def test_a_checkpoint_whose_head_was_left_out_is_refused_by_the_tensor_that_is_m
         ({"mtp_num_hidden_layers": 0}, r"--drafter mtp .* by its config.json .* has no head"),
         ({"mtp_num_hidden_layers": 2}, r"--drafter mtp .* has 2 heads, which guess one after the other"),
         ({"mtp_num_hidden_layers": -1}, "mtp_num_hidden_layers is -1; it must be an integer of at least 0"),
-        ({"mtp_use_dedicated_embeddings": True}, "mtp_use_dedicated_embeddings is True: the head has an embedding"),
+        (
+            {"mtp_use_dedicated_embeddings": True},
+            "mtp_use_dedicated_embeddings is True: the head has a separate embedding",
+        ),
     ],
 )
 def test_a_checkpoint_without_one_head_that_shares_its_embedding_is_refused(

@@ -191,7 +191,7 @@ def test_a_fault_of_any_rank_is_the_launch_s(ranks: TwoRanks) -> None:
 def test_a_rank_that_finds_another_launch_s_plan_stops(ranks: TwoRanks) -> None:
     ranks.launch(1, staged_as=5)
     ranks.thread.join(30.0)
-    assert ranks.failed == ["rank 1 found plan 5 where that of launch 1 should be"]
+    assert ranks.failed == ["rank 1 found plan 5 where plan 1 should be"]
     assert ranks.second.seen == []
 
 
