@@ -73,7 +73,7 @@ class MaskMemory:
         self, slot: int, epoch: int, position: int, mask: NDArray[np.int32], run: NDArray[np.int32]
     ) -> None:
         """Write the tokens allowed after these drafts, [1 to `drafts`], of the row with this epoch and next position.
-        mask: in the layout of `runahead.runtime.row_record`, [mask_words(vocab)]
+        mask: in the layout of `row_record.token_mask`, [mask_words(vocab)]
         """
         line = np.zeros(self.lines.shape[2], np.int64)
         line[EPOCH], line[POSITION], line[RUN] = epoch, position, run.size

@@ -34,7 +34,7 @@ class Commits:
         K: drafts of the F before. drafted: verified drafts of each row, [sample_rows]; None where K is 0.
 
         Raises LedgerError if host and device disagree on which rows ended, or if the device holds a row without a
-        grammar.
+        grammar, and CellError (see `read_cells`).
         """
         commit = self._kept.commit(launch, cells) if self._kept is not None else None
         if commit is None:

@@ -53,7 +53,7 @@ class Request:
     block; NO_SNAPSHOT: none. The prefix cache owns those behind registered blocks. begins_as: the snapshot that its
     state begins as. caller: who makes the request; empty without callers. outranks: its priority counts against other
     callers' requests, too. evictions, pauses: how often it gave up its row, or waited in it, for lack of blocks.
-    chunks_deferred: launches without its next chunk, because chunks before it used the launch's prompt tokens or plan.
+    chunks_deferred: launches without its next chunk, because other rows used the launch's prompt tokens or plan.
     gives_way: its row leaves for a caller that has none. begun_at: number of its tokens that its row found in the
     prefix cache or that an earlier row computed. computed: number of its tokens that an evicted row had computed.
     next_prompt_logprob: position of the next prompt token whose log-probability is to be sent. last_token_s: when its
