@@ -140,8 +140,8 @@ class Segment:
 
 
 def pause_after(tries: int, pauses: Sequence[tuple[float, float]]) -> float:
-    """Return the seconds to sleep before a word of another rank is read again, 0 at first. tries: in vain so far.
-    pauses: (tries, seconds), each for at most so many tries."""
+    """Return the seconds to sleep before reading another rank's word again, 0 for the first tries. tries: failed reads
+    so far. pauses: (last try, seconds), ascending."""
     return next(pause for most, pause in ((_SPINS, 0.0), *pauses) if tries <= most)
 
 

@@ -32,7 +32,7 @@ LEFT = 3000 * MIB
 
 
 class Thief:
-    """Takes all memory that is free whenever the capture of graphs begins, so many times."""
+    """Takes all free memory when the capture of graphs begins, the first `times` times."""
 
     def __init__(self, times: int) -> None:
         self.times = times

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Set
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, Final, Literal
@@ -32,6 +32,7 @@ from runahead.runtime.process.parts import ring_layout, snapshot_tokens, state_b
 from runahead.runtime.scheduler.draft_choice import MOST
 from runahead.runtime.wire.engine_config import EngineConfig
 from tests.runtime.kernels.fp8_kv import with_fp8_kv
+from tests.runtime.kernels.kernel_forms import fewest, kinds_of
 from tests.runtime.kernels.pretended_gpu import Address, NoGpu
 from tests.runtime.kernels.read_elsewhere import read_elsewhere
 from tests.runtime.kernels.shaped_heads import heads_like
@@ -41,12 +42,6 @@ SHARED_MEMORY: Final = {(8, 0): 163 << 10, (8, 9): 99 << 10, (9, 0): 227 << 10, 
 # What older GPUs do not know: to wait for the kernels before, the matrix units' instructions of 9.0, and those of 10.0.
 # And by what operands of the matrix units come from shared memory.
 INSTRUCTIONS: Final = ("griddepcontrol.wait", "wgmma", "tcgen05", "ldmatrix")
-# Of what a form of a kernel has beside its epilogue. A part that no form compiled before had may not compile.
-_PARTS: Final = (
-    "GELU", "GATED", "ALL", "SQUARES", "SCALED", "ADDED", "GATE_FIRST", "CHAINED", "EACH", "MASKED", "HOLDS",
-    "SNAPSHOT_TOKENS", "SNAPSHOTS", "KEPT", "REPLAYS", "LOGISTIC", "GROUPS", "CAP", "FIRST", "SHARED", "LONE",
-    "SPLIT", "SPREAD", "RAGGED", "SUMMED", "DRAFTS", "LISTS", "CONTEXT", "EARLY",
-)  # fmt: skip
 # Small models with recurrent states. `make kernels` has real sizes among its shapes.
 _MAMBA2: Final = {
     "architectures": ["GraniteMoeHybridForCausalLM"],
@@ -174,7 +169,7 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> Callable[[], None]:
             return
         if orders.fp8_kv and not any(getattr(one, "dtype", None) == FP8_KV for one in _flat(arguments)):
             return
-        kinds = frozenset(_kinds_of(name, arguments, options, orders.forms))
+        kinds = frozenset(kinds_of(name, arguments, options, orders.forms))
         passed = partial(run, self, *_without_tensors(arguments), grid=grid, warmup=True, **options)
         if orders.forms == "all":
             compile_form(name, passed)
@@ -194,20 +189,10 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> Callable[[], None]:
 
     def compile_asked() -> None:
         for name, forms in asked.items():
-            for kinds in _fewest(forms):
+            for kinds in fewest(forms):
                 compile_form(name, forms[kinds])
 
     return compile_asked
-
-
-def _fewest(forms: Iterable[frozenset[tuple[Any, ...]]]) -> Iterator[frozenset[tuple[Any, ...]]]:
-    """Return few forms with all parts: repeatedly the first form with the most missing parts."""
-    left = list(forms)
-    missing = set[tuple[Any, ...]]().union(*left)
-    while missing:
-        best = max(left, key=lambda kinds: len(kinds & missing))
-        missing -= best
-        yield best
 
 
 def _flat(arguments: tuple[Any, ...]) -> Iterator[Any]:
@@ -225,30 +210,6 @@ def _without_tensors(arguments: tuple[Any, ...]) -> list[Any]:
         return Address(one) if isinstance(one, torch.Tensor) else one
 
     return [passed(one) for one in arguments]
-
-
-def _kinds_of(kernel: str, arguments: tuple[Any, ...], options: Mapping[str, Any], forms: str) -> set[tuple[Any, ...]]:
-    """What there is to compile of a form of this kernel: the whole form, or each of its parts."""
-    if forms == "each":
-        return {(kernel, index, part) for index, part in enumerate(_parts_of(arguments, options))}
-    return {(kernel, *(_parts_of(arguments, options) if forms == "parts" else ()))}
-
-
-def _parts_of(arguments: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Any, ...]:
-    """By which the forms of a kernel differ that are compiled each: arguments and biases that it lacks, and options."""
-    for one in options.values():
-        if hasattr(one, "_asdict"):
-            options = {**options, **one._asdict()}
-    return (
-        *((one is None, getattr(one, "bias", one) is None) for one in arguments),
-        None if "LONE" in options else options.get("EPILOGUE"),
-        (options.get("SEGMENTS") == 1, options.get("PIECES"), options.get("HAS_BIAS")),
-        options.get("Q_HEADS", 1) > 0,
-        options.get("VERIFIES", False),
-        options.get("WHICH"),
-        options.get("BEFORE"),
-        *(bool(options.get(name, False)) for name in _PARTS),
-    )
 
 
 def _launch_everything(orders: Orders) -> None:

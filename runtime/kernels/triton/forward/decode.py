@@ -227,7 +227,7 @@ class RowStream:
 
     def _is_separate(self, linear: Linear) -> bool:
         """Return whether what follows the product is a separate kernel: the matrix is in FP8, or the vendor's library
-        computes so many rows."""
+        computes this number of rows."""
         if isinstance(linear.quantized, Fp8Weight):
             return True
         if self._rows <= (MAX_ROWS if linear.quantized is None else INT4_ROWS):

@@ -164,8 +164,7 @@ def _reduce_kernel(
 
 
 def _shares(numbers: int, ranks: int) -> bool:
-    """Return whether each rank sums a share of so many numbers, or all ranks sum all of them. Goes by what all ranks
-    know."""
+    """Return whether each rank sums a share of the numbers, instead of all of them. All ranks decide alike."""
     return ranks > 2 and numbers >= SHARED_NUMBERS
 
 
