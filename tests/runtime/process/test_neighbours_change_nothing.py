@@ -34,7 +34,8 @@ from tests.runtime.chain import MemoryLinks, tell_of_marks_one_by_one
 pytestmark = pytest.mark.timeout(600)
 
 BUNDLED: Final = Path(models.__path__[0]) / "bundled"
-REQUESTS, ROWS = 16, 12
+REQUESTS: Final[dict[DeviceName, int]] = {"cpu": 16, "cuda": 48}
+ROWS: Final = 12
 LONGEST = 300  # tokens of a prompt: several chunks of it
 CHUNK = 64
 ONE_LEFT = (1, CHUNK + 1, 2 * CHUNK + 1)  # prompts whose last chunk has one token
@@ -50,11 +51,11 @@ class Asked:
     stopping: StoppingParams
 
 
-def requests() -> list[Asked]:
+def requests(count: int) -> list[Asked]:
     """Greedy and sampled ones; half of them with log-probabilities, a third ended by common tokens."""
     dice = random.Random(11)
     found = []
-    for i in range(REQUESTS):
+    for i in range(count):
         length = ONE_LEFT[i] if i < len(ONE_LEFT) else dice.randint(3, LONGEST)
         prompt = [dice.randrange(2, VOCAB) for _ in range(length)]
         sampling = SamplingParams(
@@ -100,7 +101,7 @@ def served(
         max_prefill_tokens=2 * chunk,
         threads=1 if device == "cpu" else 0, kv_dtype=kv_dtype, quantize=quantize,
     )  # fmt: skip
-    return answered(config, requests(), order, each, together)
+    return answered(config, requests(len(order)), order, each, together)
 
 
 def answered(
@@ -165,25 +166,26 @@ def take(message: m.ToFrontEnd, answers: list[Answer]) -> None:
 def test_a_request_has_the_tokens_and_log_probabilities_that_it_has_alone(
     device: DeviceName, kv_dtype: KvDtype, quantize: Quantize
 ) -> None:
-    alone, quiet = served(device, 2, range(REQUESTS), 1 << 30, kv_dtype, quantize)
-    assert quiet.launches_by_kind["mixed"] >= REQUESTS
+    count = REQUESTS[device]
+    alone, quiet = served(device, 2, range(count), 1 << 30, kv_dtype, quantize)
+    assert quiet.launches_by_kind["mixed"] >= count
     assert min(len(answer.tokens) for answer in alone) > 0
     assert {FinishReason.STOP, FinishReason.LENGTH} <= {FinishReason(answer.reason) for answer in alone}
-    asked = requests()
+    asked = requests(count)
     assert all(bool(one.logprobs) == (ask.sampling.logprobs >= 0) for one, ask in zip(alone, asked, strict=True))
-    backwards = range(REQUESTS)[::-1]
+    backwards = range(count)[::-1]
     for run_ahead, order, each in (
-        (0, range(REQUESTS), 5),
+        (0, range(count), 5),
         (1, backwards, 7),
-        (2, range(REQUESTS), 0),
+        (2, range(count), 0),
         (4, backwards, 3),
     ):
         crowded, stats = served(device, run_ahead, order, each, kv_dtype, quantize)
         assert stats.launches < quiet.launches / 3, "they did not run together"
-        assert stats.events["admitted"].idle < REQUESTS / 2, "no prompt was computed beside rows that decode"
+        assert stats.events["admitted"].idle < count / 2, "no prompt was computed beside rows that decode"
         assert stats.ledger_depth_max == max(1, run_ahead)
         assert len({answer.slot for answer in crowded}) > ROWS / 2
-        differing = [place for place in range(REQUESTS) if crowded[place].said != alone[place].said]
+        differing = [place for place in range(count) if crowded[place].said != alone[place].said]
         assert differing == [], f"launches ahead: {run_ahead}"
 
 
@@ -204,11 +206,12 @@ def test_pieces_of_a_chunk_change_nothing(device: DeviceName, monkeypatch: pytes
         lambda **limits: SchedulerLimits(**{**limits, "mixed_graph_tokens": MOST_MIXED_TOKENS}),
     )
     whole = MOST_MIXED_TOKENS  # a chunk's size, of which no prompt has more
-    alone, _ = served(device, 2, range(REQUESTS), 1 << 30, "auto", "none", whole)
+    count = 16
+    alone, _ = served(device, 2, range(count), 1 << 30, "auto", "none", whole)
     assert all(is_last for _, is_last in ends)
     for run_ahead in (0, 2, 4):
         ends.clear()
-        crowded, _ = served(device, run_ahead, range(REQUESTS), 0, "auto", "none", whole, together=REQUESTS)
+        crowded, _ = served(device, run_ahead, range(count), 0, "auto", "none", whole, together=count)
         pieces = [end for end, is_last in ends if not is_last]
         assert pieces and all(end % CHUNK == 0 for end in pieces)
         assert [one.said for one in crowded] == [one.said for one in alone], f"launches ahead: {run_ahead}"
