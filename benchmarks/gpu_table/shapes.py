@@ -44,7 +44,7 @@ class Workload:
     @property
     def chained(self) -> int:
         """Tokens of a row where bare graphs are measured: the first to begin are not to end before the last step."""
-        return self.long + 32
+        return self.long + 40
 
     @property
     def generated(self) -> float:
