@@ -77,9 +77,8 @@ class Figures:
             event.held += count * launch.overlapped
             event.idle += count * launch.first
 
-    def retire(self, launch: Launch, rings: RingMemory) -> None:
+    def retire(self, launch: Launch, rings: RingMemory, ring_slot: int) -> None:
         """Read a retired launch's stamps before its ring slot is reused."""
-        ring_slot = rings.slot(launch.number)
         start, end = int(rings.start_ns[ring_slot]), int(rings.end_ns[ring_slot])
         self.retired += 1
         self.overlapped += launch.overlapped
@@ -203,9 +202,9 @@ class Recorder:
         """Record a wait of the loop for a mark or an arrival."""
         self._waits.append((from_s, to_s))
 
-    def retired(self, launch: Launch, ended_s: float, rings: RingMemory) -> None:
+    def retired(self, launch: Launch, ended_s: float, rings: RingMemory, slot: int) -> None:
         """Record a retired launch before its ring slot is reused. ended_s: when the loop saw its end."""
-        number, slot = launch.number, rings.slot(launch.number)
+        number = launch.number
         planned, committed = self._planned.pop(number), self._committed.pop(number)
         device = rings.start_ns[slot], rings.end_ns[slot], rings.idle_ns[slot], rings.rank_stamps[:, :, slot].copy()
         self._retired.append(_Retired(launch, planned, committed, ended_s, *device))

@@ -243,10 +243,10 @@ class Engine:
         """
         rings = self.device.rings
         for launch in self.ledger.retire():
-            self.figures.retire(launch, rings)
-            self.recorder.retired(launch, seen_s, rings)
             number, rows = launch.number, launch.row_slots
             ring_slot = rings.slot(number)
+            self.figures.retire(launch, rings, ring_slot)
+            self.recorder.retired(launch, seen_s, rings, ring_slot)
             finite = rings.finite[ring_slot, : rows.size] == 1
             if np.count_nonzero(finite) < rows.size:
                 self.scheduler.holdings.not_finite(rows[~finite])

@@ -234,7 +234,6 @@ class Ledger(Generic[Resource]):
     def due(self) -> list[Resource]:
         """Return the resources whose launch has retired, each exactly once."""
         free: list[Resource] = []
-        retired = self.retired
-        while self._fence and self._fence[0][0] <= retired:
+        while self._fence and self._fence[0][0] <= self.retired:
             free.append(heapq.heappop(self._fence)[2])
         return free

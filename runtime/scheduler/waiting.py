@@ -74,7 +74,7 @@ class WaitingQueue:
         self._first_at = (-1, -1, False)
         self._changes = 0  # grows with each request that comes or goes
         self._without_row: dict[str, float] = {}  # when each waiting caller began to lack a row, oldest first
-        self._rows_then: Counter[str] = Counter()  # rows of each caller at the last update
+        self._rows_then: Mapping[str, int] = {}  # rows of each caller at the last update
         self._changed_callers = set[str]()  # callers whose queue began or ended since then
         # Counted, but in no queue: see `SharedPrompt.is_awaited_by`.
         self._by_prompt = dict[SharedPrompt, dict[Request, None]]()
@@ -183,7 +183,7 @@ class WaitingQueue:
         holdings = self._holdings
         self._enqueue_ready()  # so that `first` below sees them
         if not holdings.callers.are_several or not self._queues:
-            self._without_row, self._rows_then, self._changed_callers = {}, Counter(), set(self._queues)
+            self._without_row, self._rows_then, self._changed_callers = {}, {}, set(self._queues)
             return None
         rows, slots = holdings.callers.rows(), holdings.penalty_slots
         self._note_callers_without_row(rows, now_s)

@@ -27,7 +27,7 @@ def retired(*spans: tuple[int, int], firsts: tuple[int, ...] = (1,)) -> Figures:
     figures, rings = Figures(), allocate_rings(RingLayout(4, 64, 64, 1, 1))
     for number, (start, end) in enumerate(spans, start=1):
         rings.start_ns[rings.slot(number)], rings.end_ns[rings.slot(number)] = start, end
-        figures.retire(launch(number, first=number in firsts), rings)
+        figures.retire(launch(number, first=number in firsts), rings, rings.slot(number))
     return figures
 
 
@@ -42,7 +42,7 @@ def test_idle_time_inside_launches_is_counted_apart_and_stays_busy_time() -> Non
     rings.start_ns[:], rings.end_ns[:] = (100, 200, 300, 400), (150, 280, 390, 490)
     rings.idle_ns[:] = (0, 30, 0, 5)
     for number in (1, 2, 3):
-        figures.retire(launch(number, first=number == 1), rings)
+        figures.retire(launch(number, first=number == 1), rings, rings.slot(number))
     assert (figures.busy_ns, figures.idle_inside_ns, figures.idle_ns) == (80 + 90 + 90, 30 + 5, 20 + 10)
 
 
@@ -51,10 +51,10 @@ def test_no_launch_is_idle_inside_for_longer_than_it_takes_whatever_the_hosts_cl
     rings.start_ns[:], rings.end_ns[:] = (100, 200, 300, 400), (150, 280, 390, 490)
     rings.idle_ns[:] = (0, 800, 90, 0)
     for number in (1, 2):
-        figures.retire(launch(number, first=number == 1), rings)
+        figures.retire(launch(number, first=number == 1), rings, rings.slot(number))
         recorder.enqueued(number, 0.0, 0.0, 0.0, 0.0)
         recorder.committed(number, 0.0, 0.0, 0.0)
-        recorder.retired(launch(number), 0.0, rings)
+        recorder.retired(launch(number), 0.0, rings, rings.slot(number))
     assert (figures.busy_ns, figures.idle_inside_ns) == (80 + 90, 80 + 90)
     assert [each.idle_inside_ns for each in recorder.trace(2).launches] == [80, 90]
 
@@ -71,7 +71,7 @@ def test_the_overlap_ratio_is_over_launches_that_had_one_before_them() -> None:
     figures, rings = Figures(), allocate_rings(RingLayout(4, 64, 64, 1, 1))
     assert figures.overlap_ratio == 0.0
     for number in range(1, 6):
-        figures.retire(launch(number, first=number == 1, overlapped=number in (2, 3, 5)), rings)
+        figures.retire(launch(number, first=number == 1, overlapped=number in (2, 3, 5)), rings, rings.slot(number))
     assert figures.overlap_ratio == 3 / 4
 
 
