@@ -88,7 +88,7 @@ class AttentionShape:
 class Attention:
     """A mixer: x += post_norm(o(attention(qkv(norm(x))))), causal, over keys and values that it keeps of every token.
 
-    norm, post_norm: None leaves that one out; Triton's kernels want one of them, but in a draft head.
+    norm, post_norm: None leaves it out; outside draft heads Triton's kernels need at least one.
     window: a token attends to itself and the window - 1 tokens before it; 0: to all before it. first: nothing before
     this position is attended to; a token before it attends to nothing. Where it is not 0, Triton's kernels take rows of
     one query token, none of which stands before it. q_norm, k_norm: of every head before its rotation, both or neither;

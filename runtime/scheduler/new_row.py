@@ -32,7 +32,7 @@ from runahead.runtime.wire.parameters import MAX_BIAS, MAX_STOP_IDS, SamplingPar
 # The sampling parameters in a record, in the record's order.
 _NAMES: Final = ROW_RECORD.names
 SAMPLING_NUMBERS: Final = _NAMES[_NAMES.index("row_slot") + 1 : _NAMES.index("min_position")]
-_numbers_of: Callable[[SamplingParams], tuple[float, ...]] = attrgetter(*SAMPLING_NUMBERS)
+_sampling_words_of: Callable[[SamplingParams], tuple[float, ...]] = attrgetter(*SAMPLING_NUMBERS)
 
 NO_COUNTS: Final = np.zeros((0, COUNT_WORDS), np.int32)
 NO_HISTORY: Final = np.zeros(0, np.int32)
@@ -118,7 +118,7 @@ def admission_record(
         len(history),
         begins_as,
     )
-    head = ROW_RECORD.struct.pack(*(first + _numbers_of(sampling) + rest))
+    head = ROW_RECORD.struct.pack(*(first + _sampling_words_of(sampling) + rest))
     sections: list[bytes | array[Any] | memoryview] = [head, array("i", stops)]
     if sampling.bias_ids:
         sections += (array("i", sampling.bias_ids), array("f", sampling.bias_values))

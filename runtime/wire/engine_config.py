@@ -45,33 +45,30 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "dummy"], setting("auto: the checkpoint's; dummy: random weights of the configured shape")
     ] = "auto"
     device: Annotated[
-        DeviceName, setting("where launches run; auto: on a GPU that works, else on the CPU", group="Device", main=True)
+        DeviceName, setting("device to run on; auto: a working GPU, else the CPU", group="Device", main=True)
     ] = "auto"
     dtype: Annotated[
-        DtypeName, setting("of weights and arithmetic; auto: float32 on the CPU, the checkpoint's own on CUDA")
+        DtypeName, setting("dtype of weights and activations; auto: float32 on the CPU, the checkpoint's on CUDA")
     ] = "auto"
-    quantize: Annotated[
-        Literal["none", "fp8", "int4"], setting("fp8: matrices become FP8 at load; int4: INT4, in groups of 128")
-    ] = "none"
+    quantize: Annotated[Literal["none", "fp8", "int4"], setting("quantize at load: fp8, or int4 in groups of 128")] = (
+        "none"
+    )
     kv_dtype: Annotated[
-        KvDtype, setting("of keys and values; auto: as dtype; fp8: e4m3 with a scale for each KV head")
+        KvDtype, setting("dtype of keys and values; auto: as dtype; fp8: e4m3 with a scale per KV head")
     ] = "auto"
-    tensor_parallel: Annotated[int, setting("ranks that have the model between them, a process each", ge=1, le=8)] = 1
-    threads: Annotated[
-        int, setting("torch threads of a CPU rank; 0: one core is left to the host, or more", ge=0, le=1024)
-    ] = 0
+    tensor_parallel: Annotated[int, setting("tensor-parallel ranks, each a process with a GPU", ge=1, le=8)] = 1
+    threads: Annotated[int, setting("torch threads of a CPU rank; 0: all cores but at least one", ge=0, le=1024)] = 0
     kernel_cache: Annotated[
         str,
         setting(
-            "folder of kernels compiled for the GPU, which the next start finds there; empty: "
-            "TRITON_CACHE_DIR or ~/.triton/cache",
+            "cache of compiled GPU kernels; empty: TRITON_CACHE_DIR or ~/.triton/cache",
             metavar="FOLDER",
         ),
     ] = ""
     run_ahead: Annotated[
         int,
         setting(
-            "launches that may be queued ahead of the committed one; serial: none; auto: by model",
+            "launches queued ahead of the committed one; serial: none; auto: by model",
             ge=AUTO_RUN_AHEAD,
             le=4,
             group="Launches and memory",
@@ -82,7 +79,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     run_ahead_tokens: Annotated[
         int,
         setting(
-            "most prompt tokens in all uncommitted launches together, the next one included; 0: by device and model",
+            "maximum prompt tokens in all uncommitted launches and the next one; 0: by device and model",
             ge=FOUND_OUT,
             le=1 << 20,
         ),
@@ -90,66 +87,63 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_rows: Annotated[
         int, setting("requests that decode together; 0: by device and model", ge=FOUND_OUT, le=1024, main=True)
     ] = FOUND_OUT
-    max_queue: Annotated[int, setting("requests that may wait for a row", ge=1, le=1 << 20)] = 1024
+    max_queue: Annotated[int, setting("maximum number of waiting requests", ge=1, le=1 << 20)] = 1024
     context_length: Annotated[
-        int, setting("tokens a request may hold; 0: the model's own", ge=0, le=MAX_CONTEXT, main=True)
+        int, setting("tokens of a prompt and its completion; 0: the model's limit", ge=0, le=MAX_CONTEXT, main=True)
     ] = 0
-    block_size: Annotated[int, setting("tokens a KV block holds, a power of two", ge=8, le=256)] = 16
+    block_size: Annotated[int, setting("tokens of a KV block, a power of two", ge=8, le=256)] = 16
     # Including the null block.
     num_blocks: Annotated[int, setting("KV blocks; 0: as many as memory allows", ge=0, le=1 << 24)] = 0
     prefill_chunk: Annotated[
         int,
         setting(
-            "prompts are cut at multiples of this many tokens, and where a snapshot of their state is "
-            "kept; 0: by device and model",
+            "prompts are split at multiples of this number of tokens, and at snapshots of their state; "
+            "0: by device and model",
             ge=FOUND_OUT,
             le=1 << 14,
         ),
     ] = FOUND_OUT
     max_prefill_tokens: Annotated[
-        int, setting("prompt tokens a launch may carry; 0: by device and model", ge=FOUND_OUT, le=1 << 15)
+        int, setting("maximum prompt tokens of a launch; 0: by device and model", ge=FOUND_OUT, le=1 << 15)
     ] = FOUND_OUT
     mixed_prefill_tokens: Annotated[
         int,
         setting(
-            "prompt tokens of a launch in which rows decode, or one chunk; 0: from token_gap_ms",
+            "maximum prompt tokens of a launch with decode rows, or one chunk; 0: from token_gap_ms",
             ge=FOUND_OUT,
             le=1 << 15,
         ),
     ] = FOUND_OUT
     token_gap_ms: Annotated[
-        int, setting("milliseconds between a row's tokens that prompts beside it may cause", ge=1, le=10_000)
+        int, setting("target for the time between tokens while prompts run, milliseconds", ge=1, le=10_000)
     ] = 40
     prefix_cache: Annotated[bool, setting("prompts share the KV blocks of prefixes computed before")] = True
     state_snapshots: Annotated[
         int,
-        setting("recurrent states kept beside cached blocks; 0: one for each row, if memory allows", ge=0, le=1 << 16),
+        setting("cached snapshots of recurrent states; 0: one per row, if memory allows", ge=0, le=1 << 16),
     ] = AUTO_SNAPSHOTS
     state_snapshot_blocks: Annotated[
-        int, setting("KV blocks from one such state of a request to its next; 0: of 512 tokens", ge=0, le=1 << 16)
+        int, setting("KV blocks between two snapshots of a request; 0: 512 tokens", ge=0, le=1 << 16)
     ] = AUTO_SNAPSHOTS
     penalty_slots: Annotated[
-        int, setting("requests with penalties that decode together; 0: penalties are refused", ge=0, le=1024)
+        int, setting("maximum number of running requests with penalties; 0: penalties are refused", ge=0, le=1024)
     ] = 16
     drafter: Annotated[
         Literal["none", "ngram", "eagle", "mtp", "model"],
         setting(
-            "what guesses tokens that a launch verifies; ngram: what followed before in the same request; "
-            "eagle: a head that was trained for the model; mtp: the head that comes with the model's checkpoint; "
-            "model: a smaller model of the same vocabulary",
+            "drafter for speculative decoding; ngram: prompt lookup; eagle: a head trained for the model; "
+            "mtp: the checkpoint's head; model: a smaller model with the same vocabulary",
             group="Drafts",
         ),
     ] = "none"
     draft_model: Annotated[
         str,
-        setting(
-            "of the head or model, for drafter eagle or model; empty: the bundled model's own head", metavar="FOLDER"
-        ),
+        setting("draft head or model, for drafter eagle or model; empty: the bundled model's head", metavar="FOLDER"),
     ] = ""
     draft_tokens: Annotated[
         int,
         setting(
-            "tokens guessed of a request and launch; auto: as many as pay",
+            "draft tokens per request and launch; auto: the number that pays off",
             ge=AUTO_DRAFTS,
             le=MOST_DRAFTS,
             words={"auto": AUTO_DRAFTS},
@@ -158,18 +152,18 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     launch_timeout_s: Annotated[
         float,
         setting(
-            "the engine stops if a launch, a request or its loop has not come further for so long",
+            "seconds without progress of a launch, a request or the loop after which the engine stops",
             gt=0,
             le=604_800,
             group="Processes",
         ),
     ] = LAUNCH_TIMEOUT_S
     log_interval: Annotated[
-        int, setting("a snapshot is logged every so many launches; 0: never", ge=0, le=1 << 30, group="Logs")
+        int, setting("launches between logged snapshots; 0: never", ge=0, le=1 << 30, group="Logs")
     ] = 0
     log_mode: Annotated[
         Literal["events", "barrier"],
-        setting("events: from marks that have passed; barrier: the chain drains before a logged launch"),
+        setting("events: without waiting; barrier: drain the chain before a logged launch"),
     ] = "events"
     nvtx: Annotated[bool, setting("name the loop's stages for a profiler; needs a torch for CUDA")] = False
     # Seeded delays, and poison in released memory.

@@ -106,7 +106,7 @@ def check_request(request: AnyGenerateRequest, info: EngineInfo, has_tokenizer: 
     found.require(_is_request_id(request_id), "request_id", _REQUEST_ID_SENTENCE)
     prompt = _check_prompt_field(request, info, found)
     stopping = _check_stopping(request.stopping, info, found)
-    sampling = _check_sampling(request.sampling, request.output, info, found)
+    sampling = _sampling_of(request.sampling, request.output, info, found)
     _check_something_to_draw(sampling, stopping, info.eos_token_ids, found)
     text = _check_text(request.stopping, request.output, found)
     found.require(
@@ -234,7 +234,7 @@ def _check_length(count: int, field: str, info: EngineInfo, found: Violations) -
     )
 
 
-def _check_sampling(
+def _sampling_of(
     options: SamplingOptions, output: OutputOptions, info: EngineInfo, found: Violations
 ) -> SamplingParams:
     temperature = options.temperature if options.HasField("temperature") else 1.0

@@ -15,8 +15,8 @@ _NOT_OF_KERNELS: Final = ("Model", "Processes", "Logs")  # groups of the engine'
 
 
 class _Offered(tuple[str, ...]):
-    """Values for shell completion. The parser accepts others, which `load_settings` refuses with one sentence, like
-    those of variables and files.
+    """Values for shell completion. The parser accepts others, which `load_settings` refuses with one sentence, as it
+    does for variables and files.
     """
 
     def __contains__(self, value: object) -> bool:

@@ -82,81 +82,80 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = BUNDLED
     tokenizer: Annotated[
         Literal["auto", "none"],
-        setting("auto: the checkpoint's, which random weights may lack; none: only token ids are taken and given"),
+        setting("auto: the checkpoint's, which random weights may lack; none: only token ids"),
     ] = "auto"
-    chat_template: Annotated[
-        str, setting("template of chats, in Jinja; empty: the checkpoint's, if it has one", metavar="FILE")
-    ] = ""
+    chat_template: Annotated[str, setting("chat template (Jinja); empty: the checkpoint's, if any", metavar="FILE")] = (
+        ""
+    )
     host: Annotated[str, setting("address to listen on", group="Addresses", main=True)] = LOOPBACK
     port: Annotated[int, setting("port to listen on; 0: any free one", ge=0, le=65535, main=True)] = 50051
-    health_host: Annotated[str, setting("address to answer health probes on, to everybody")] = LOOPBACK
+    health_host: Annotated[str, setting("address of unauthenticated health probes")] = LOOPBACK
     health_port: Annotated[
         int,
         _port_setting(
-            "port to answer health probes on, in plain text; auto: 50052, or further where a side port is "
-            "taken; 0: any free one",
+            "plaintext port of health probes; auto: 50052 or the next free one; 0: any free one",
             _PORT_WORDS,
         ),
     ] = AUTO_PORT
     control_port: Annotated[
         int,
         _port_setting(
-            "port for Stats, Trace and Abort from this machine; auto: 50053 or further; 0: any free one", _PORT_WORDS
+            "local port for Stats, Trace and Abort; auto: 50053 or the next free one; 0: any free one", _PORT_WORDS
         ),
     ] = AUTO_PORT
-    metrics_host: Annotated[str, setting("address to serve Prometheus on, to everybody")] = LOOPBACK
+    metrics_host: Annotated[str, setting("address of unauthenticated Prometheus metrics")] = LOOPBACK
     metrics_port: Annotated[
         int,
-        _port_setting("port of /metrics, over HTTP in plain text; auto: 9464 or further; 0: any free one", _PORT_WORDS),
+        _port_setting("plain HTTP port of /metrics; auto: 9464 or the next free one; 0: any free one", _PORT_WORDS),
     ] = AUTO_PORT
     vllm_facade: Annotated[
-        bool, setting("serve vllm.grpc.engine.VllmEngine too, for routers; needs the extra vllm-facade")
+        bool, setting("also serve vllm.grpc.engine.VllmEngine, for routers; needs the extra vllm-facade")
     ] = False
-    reflection: Annotated[bool, setting("describe the services to clients that ask")] = True
+    reflection: Annotated[bool, setting("serve gRPC reflection")] = True
     insecure: Annotated[bool, setting("allow an address that other machines can reach", group="Callers", main=True)] = (
         False
     )
     callers: Annotated[
-        str, setting("who may call: a line for each token or certificate", main=True, metavar="FILE")
+        str, setting("file of callers: a line for each token or certificate", main=True, metavar="FILE")
     ] = ""
-    tls_cert: Annotated[str, setting("certificate of the server, PEM, with its chain behind it", metavar="FILE")] = ""
-    tls_key: Annotated[str, setting("the certificate's key, PEM", metavar="FILE")] = ""
+    tls_cert: Annotated[str, setting("server certificate followed by its chain, PEM", metavar="FILE")] = ""
+    tls_key: Annotated[str, setting("key of the certificate, PEM", metavar="FILE")] = ""
     tls_client_ca: Annotated[
-        str, setting("clients must have a certificate of these authorities, PEM", metavar="FILE")
+        str, setting("require client certificates from these authorities, PEM", metavar="FILE")
     ] = ""
     plaintext_tokens: Annotated[
         bool, setting("allow tokens without TLS on an address that other machines can reach")
     ] = False
     share_prefix_cache: Annotated[
-        bool, setting("callers find each other's prefixes, and can tell by the time which are there")
+        bool, setting("callers share cached prefixes, so timing reveals which prefixes are cached")
     ] = False
     kv_events: Annotated[
         bool,
         setting(
-            "routers may subscribe to which KV blocks are cached, which shows prompts and answers; needs --vllm-facade",
+            "let routers subscribe to KV cache events, which reveal prompts and answers; needs --vllm-facade",
             group="Events of the KV cache",
         ),
     ] = False
-    kv_events_host: Annotated[str, setting("address to publish such events on over ZMQ, to everybody")] = LOOPBACK
+    kv_events_host: Annotated[str, setting("address of the unauthenticated ZMQ stream")] = LOOPBACK
     kv_events_port: Annotated[
         int,
         _port_setting("port of the ZMQ stream, for llm-d and Dynamo; needs the extra kv-events; 0: any free one", _OFF),
     ] = NO_PORT
-    kv_events_replay_port: Annotated[
-        int, _port_setting("port to ask for the stream's past on; 0: any free one", _OFF)
-    ] = NO_PORT
-    kv_events_pod: Annotated[str, setting("what the stream's topic calls this replica; empty: the machine's name")] = ""
+    kv_events_replay_port: Annotated[int, _port_setting("port to replay the stream's past; 0: any free one", _OFF)] = (
+        NO_PORT
+    )
+    kv_events_pod: Annotated[str, setting("name of this replica in the stream's topic; empty: the host name")] = ""
     max_connections: Annotated[
         int,
         setting(
-            "connections that clients may have; more are closed at once",
+            "maximum number of connections; further ones are closed",
             ge=1,
             le=1_000_000,
             group="Connections and calls",
         ),
     ] = 4096
     max_connection_streams: Annotated[
-        int, setting("calls open at once on a connection; of one that wants more some may fail", ge=1, le=1_000_000)
+        int, setting("maximum number of open calls on a connection; further ones may fail", ge=1, le=1_000_000)
     ] = 1024
     max_connection_idle_s: Annotated[
         float, setting("seconds after which a connection without calls is closed", gt=0, le=1_000_000)
@@ -165,42 +164,38 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
         float, setting("seconds after which a connection takes no more calls", gt=0, le=1_000_000)
     ] = 3600.0
     max_connection_age_grace_s: Annotated[
-        float, setting("seconds that the calls of such a connection still have", gt=0, le=1_000_000)
+        float, setting("seconds that its open calls still have", gt=0, le=1_000_000)
     ] = 3600.0
     handshake_timeout_s: Annotated[
-        float, setting("seconds that a client has for TLS, and then for its first frame", ge=0.001, le=3600)
+        float, setting("seconds for the TLS handshake, and then for the first frame", ge=0.001, le=3600)
     ] = 10.0
     upload_timeout_s: Annotated[
-        float, setting("seconds that a call has until its request is there whole", ge=0.001, le=3600)
+        float, setting("seconds for a call's request to arrive completely", ge=0.001, le=3600)
     ] = 10.0
-    keepalive_time_s: Annotated[
-        float, setting("seconds without a word after which a client is asked if it is there", ge=1, le=1_000_000)
-    ] = 40.0
+    keepalive_time_s: Annotated[float, setting("seconds of silence before a keepalive ping", ge=1, le=1_000_000)] = 40.0
     keepalive_timeout_s: Annotated[
-        float, setting("seconds that it has to answer before its connection is closed", ge=1, le=1_000_000)
+        float, setting("seconds to answer it before the connection is closed", ge=1, le=1_000_000)
     ] = 20.0
-    min_ping_interval_s: Annotated[
-        float, setting("seconds between two pings of a client, at least", ge=0.001, le=7200)
-    ] = 10.0
+    min_ping_interval_s: Annotated[float, setting("minimum seconds between a client's pings", ge=0.001, le=7200)] = 10.0
     max_ping_strikes: Annotated[
-        int, setting("pings that may come too early; with one more the connection is closed", ge=1, le=1000)
+        int, setting("pings allowed to be too early; one more closes the connection", ge=1, le=1000)
     ] = 2
     max_request_bytes: Annotated[
-        int, setting("bytes of a request; larger ones are refused unread", ge=1024, le=256 << 20)
+        int, setting("maximum bytes of a request; larger ones are refused unread", ge=1024, le=256 << 20)
     ] = 4 << 20
     max_response_bytes: Annotated[
-        int, setting("bytes of an answer in one message; a longer one is an error", ge=1 << 20, le=1 << 30)
+        int, setting("maximum bytes of a unary response; a longer one fails", ge=1 << 20, le=1 << 30)
     ] = 64 << 20
     max_completion_s: Annotated[
-        float, setting("seconds that a completion may take, whatever its deadline", ge=0.001, le=1_000_000)
+        float, setting("maximum seconds of a completion, whatever its deadline", ge=0.001, le=1_000_000)
     ] = 3600.0
     max_metadata_bytes: Annotated[
-        int, setting("bytes of a call's headers, as HTTP/2 counts them", ge=1024, le=1 << 20)
+        int, setting("maximum bytes of a call's headers, as HTTP/2 counts them", ge=1024, le=1 << 20)
     ] = 16_384
     max_pending_calls: Annotated[
-        int, setting("calls that have come and that nobody has looked at yet", ge=1, le=1_000_000)
+        int, setting("maximum number of calls that are not accepted yet", ge=1, le=1_000_000)
     ] = 16_384
-    pending_timeout_s: Annotated[int, setting("whole seconds after which such a call is given up", ge=1, le=3600)] = 60
+    pending_timeout_s: Annotated[int, setting("whole seconds after which such a call is dropped", ge=1, le=3600)] = 60
     max_streams: Annotated[
         int, setting("completions open at once; more are refused", ge=1, le=100_000, group="Limits on what calls hold")
     ] = 1024
@@ -208,48 +203,42 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
         int, setting("of these, of one caller; 0: half where callers have names, else all", ge=0, le=100_000)
     ] = 0
     max_queued_tokens: Annotated[
-        int, setting("tokens of prompts that wait for a row; more are refused", ge=1, le=1 << 40)
+        int, setting("prompt tokens of waiting requests; more are refused", ge=1, le=1 << 40)
     ] = 8_388_608
     max_caller_queued_tokens: Annotated[
         int, setting("of these, of one caller; 0: half where callers have names, else all", ge=0, le=1 << 40)
     ] = 0
     max_tokenizing_bytes: Annotated[
-        int, setting("bytes of text that wait to be tokenized; more are refused", ge=1, le=1 << 40)
+        int, setting("bytes of text waiting for the tokenizer; more are refused", ge=1, le=1 << 40)
     ] = 33_554_432
     max_caller_tokenizing_bytes: Annotated[
         int, setting("of these, of one caller; 0: half where callers have names, else all", ge=0, le=1 << 40)
     ] = 0
     max_uploads: Annotated[
-        int, setting("calls at once whose request is not there whole; more are refused", ge=1, le=1_000_000)
+        int, setting("calls whose request has not arrived completely; more are refused", ge=1, le=1_000_000)
     ] = 2048
     max_caller_uploads: Annotated[
         int, setting("of these, of one caller; 0: half where callers have names, else all", ge=0, le=1_000_000)
     ] = 0
     stalled_stream_s: Annotated[
-        float, setting("seconds after which a completion that nobody reads from is ended", ge=0.001, le=3600)
+        float, setting("seconds after which a completion without a reader is ended", ge=0.001, le=3600)
     ] = 60.0
     structure_compile_s: Annotated[
         float,
-        setting(
-            "seconds of processor time that a structure may take to be compiled", ge=0.01, le=60, group="Structures"
-        ),
+        setting("CPU seconds to compile a structure", ge=0.01, le=60, group="Structures"),
     ] = 1.0
-    structure_memory_mb: Annotated[
-        int, setting("MiB of memory that a structure may take to be compiled", ge=8, le=4096)
-    ] = 64
+    structure_memory_mb: Annotated[int, setting("MiB of memory to compile a structure", ge=8, le=4096)] = 64
     frontends: Annotated[
         int,
         setting(
-            "processes that serve clients, on one port and with one engine", ge=1, le=64, group="Processes", main=True
+            "processes that serve clients, sharing a port and the engine", ge=1, le=64, group="Processes", main=True
         ),
     ] = 1
     shutdown_grace_s: Annotated[float, setting("seconds that a shutdown waits for open completions", ge=0, le=3600)] = (
         10.0
     )
-    log_level: Annotated[Level, setting("least severe event that is logged, by the engine too", group="Logs")] = (
-        _LOG.level
-    )
-    request_log: Annotated[bool, setting("one line in the log for each completion, at level info")] = True
+    log_level: Annotated[Level, setting("minimum level of logged events", group="Logs")] = _LOG.level
+    request_log: Annotated[bool, setting("log a line for each completion, at level info")] = True
     otlp_endpoint: Annotated[str, setting("collector of OpenTelemetry spans; needs the extra otel", metavar="URL")] = ""
     log_format: Annotated[Format, setting("auto: console on a terminal, json elsewhere")] = _LOG.format
 

@@ -113,8 +113,8 @@ def engine_metrics(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
         "runahead_held_rows", "Rows without a token from a launch, since their mask was late.", stats.held_rows
     )
     for name, what, found in (
-        ("drafted_tokens", "Drafts that launches looked at, by their place in a run.", stats.drafted),
-        ("accepted_drafts", "Of these, those that were right.", stats.accepted),
+        ("drafted_tokens", "Verified draft tokens, by position in a row's drafts.", stats.drafted),
+        ("accepted_drafts", "Accepted draft tokens, by position.", stats.accepted),
     ):
         yield counter(f"runahead_{name}", what, {str(position): count for position, count in found.items()}, by="place")
     yield gauge(
@@ -163,7 +163,9 @@ def _usual(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
     yield gauge("vllm:kv_cache_usage_perc", "KV blocks that requests hold, as a share of all, 0 to 1.", share, labels)
     yield gauge("vllm:cache_config_info", "What the KV cache is, in labels.", 1, labels | config)
     evicted = stats.events["evicted"].count if "evicted" in stats.events else 0
-    yield counter("vllm:num_preemptions", "Requests put back in the queue for want of KV blocks.", evicted, labels)
+    yield counter(
+        "vllm:num_preemptions", "Requests put back in the queue because KV blocks were lacking.", evicted, labels
+    )
     yield counter(
         "vllm:prefix_cache_queries", "Tokens of prompts looked for in the prefix cache.", stats.queried_tokens, labels
     )

@@ -128,6 +128,6 @@ class TurnPool:
             give_back = taken.pop_all().close
         turn.add_done_callback(lambda turn: turn.cancelled() or turn.exception())  # its caller may be gone
         shielded = asyncio.shield(turn)
-        # Given back once the work itself may wait for its next turn, so that it is among those who are chosen from.
+        # Given back once the work may wait for its next turn, so that it can be chosen again.
         turn.add_done_callback(lambda _: loop.call_soon(give_back))
         return await shielded

@@ -165,7 +165,9 @@ def test_the_documents_name_flags_and_targets_at_all() -> None:
 def test_the_page_of_settings_lists_every_one_as_it_is_declared() -> None:
     found = tables_of(PAGE.read_text(encoding="utf-8"))
     assert found == tables(), f"{COMMAND} writes them"
-    assert "| `--max-queue` | `RUNAHEAD__MAX_QUEUE` | `1024` | requests that may wait for a row |" in found.splitlines()
+    assert (
+        "| `--max-queue` | `RUNAHEAD__MAX_QUEUE` | `1024` | maximum number of waiting requests |" in found.splitlines()
+    )
 
 
 def test_every_file_of_settings_that_a_document_shows_is_taken_as_it_is(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def read_dense(
     tied: bool = False,
     rope: RopeReader = rope,
     share: float | None = None,
-    activation: tuple[str, str] = ("hidden_act", "silu"),
+    required_activation: tuple[str, str] = ("hidden_act", "silu"),
     flags: tuple[str, ...] = (),
     **more: Any,
 ) -> ConfigT:
@@ -86,11 +86,11 @@ def read_dense(
 
     query_heads, kv_heads, positions, head_dim, vocab, eps, tied: defaults of missing keys. None: as many KV heads as
     query heads, and hidden_size divided by these; the number of query heads and positions are then required. rope:
-    reads theta and its scaling. share: rotated fraction of a head; None: all. activation: key and the only supported
-    value. flags: keys of biases, false if missing. more: fields of `kind` in addition to `DenseConfig`'s. Raises
-    CheckpointError.
+    reads theta and its scaling. share: rotated fraction of a head; None: all. required_activation: key and the only
+    supported value; the layer's is an argument of `feed_forward`. flags: keys of biases, false if missing. more: fields
+    of `kind` in addition to `DenseConfig`'s. Raises CheckpointError.
     """
-    key, only = activation
+    key, only = required_activation
     if raw.get(key, only) != only:
         raise CheckpointError(f"{key} is {raw[key]!r}; only {only!r} is supported")
     fields = common(raw, eos_token_ids, architecture=architecture, positions=positions, vocab=vocab, tied=tied)

@@ -38,11 +38,9 @@ _NOTHING: Final[Mapping[str, Any]] = {}
 _read: Final = partial(read_dense, DenseConfig)
 
 
-def _layers_of(
-    mixer: Mapping[str, Any], second: Mapping[str, Any]
-) -> Callable[[DenseConfig, int, TensorReader], Layer]:
+def _layers_of(mixer: Mapping[str, Any], mlp: Mapping[str, Any]) -> Callable[[DenseConfig, int, TensorReader], Layer]:
     def made(config: DenseConfig, layer: int, tensors: TensorReader) -> Layer:
-        return Layer(attention(config, layer, tensors, **mixer), feed_forward(config, layer, tensors, **second))
+        return Layer(attention(config, layer, tensors, **mixer), feed_forward(config, layer, tensors, **mlp))
 
     return made
 
@@ -59,12 +57,12 @@ def _dense(
     more_keys: tuple[str, ...] = (),
     unread: tuple[Unread, ...] = (),
     mixer: Mapping[str, Any] = _NOTHING,
-    second: Mapping[str, Any] = _NOTHING,
+    mlp: Mapping[str, Any] = _NOTHING,
     reader: Callable[..., DenseConfig] = _read,
     **read: Any,
 ) -> Architecture[DenseConfig]:
     """Make a line of the registry. flags, read: arguments of `read_dense`, which `reader` calls. more_keys: keys of
-    `config.json` that are understood besides. mixer, second: arguments of `attention` and `feed_forward`.
+    `config.json` that are understood besides. mixer, mlp: arguments of `attention` and `feed_forward`.
     """
     return Architecture(
         name=name,
@@ -77,7 +75,7 @@ def _dense(
             reader, architecture=name, kv_heads=kv_heads, positions=positions, windows=windows,
             flags=flags, **read,
         ),
-        weights=partial(dense_weights, layer=_layers_of(mixer, second)),
+        weights=partial(dense_weights, layer=_layers_of(mixer, mlp)),
     )  # fmt: skip
 
 
@@ -129,7 +127,7 @@ OLMO2: Final = _dense(
     mixer={
         "head_norms": True, "norms_span_heads": True, "norm": None, "post_norm": "post_attention_layernorm",
     },
-    second={"norm": None, "post_norm": "post_feedforward_layernorm"},
+    mlp={"norm": None, "post_norm": "post_feedforward_layernorm"},
 )  # fmt: skip
 
 
@@ -169,7 +167,7 @@ PHI3: Final = replace(
         eps=1e-5,
         unread=(_NO_BIAS, unread("Of training: nothing is dropped at inference.", "resid_pdrop embd_pdrop")),
         mixer={"projections": ("qkv_proj",)},
-        second={"projections": ("gate_up_proj",)},
+        mlp={"projections": ("gate_up_proj",)},
         reader=_read_phi3,
     ),
     understood=READ_BY_DENSE - {"use_sliding_window", "layer_types"} | {"auto_map"},

@@ -96,7 +96,8 @@ def _read_gemma2(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Gemm
         raise CheckpointError(f"hidden_act is {older!r}; {_GEMMA2} has GELU, by its formula with tanh")
     return read_dense(
         Gemma2Config, raw, eos_token_ids, architecture=_GEMMA2, kv_heads=4, positions=8192,
-        windows=partial(_windows, every=2), head_dim=256, tied=True, activation=_ACTIVATION, flags=("attention_bias",),
+        windows=partial(_windows, every=2), head_dim=256, tied=True, required_activation=_ACTIVATION,
+        flags=("attention_bias",),
         query_pre_attn_scalar=number(raw, "query_pre_attn_scalar", float, 256.0),
         score_cap=_cap(raw, _SCORES, 50.0), logit_cap=_cap(raw, _LOGITS, 30.0),
     )  # fmt: skip
@@ -171,7 +172,7 @@ def _read_gemma3(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Gemm
         Gemma3Config, raw, eos_token_ids, architecture=_GEMMA3, query_heads=8, kv_heads=4,
         positions=131072, windows=_patterned, head_dim=256, vocab=262208, tied=True,
         rope=lambda _, positions: _rope(ropes[_FULL], positions, 1e6),
-        activation=_ACTIVATION, flags=("attention_bias",),
+        required_activation=_ACTIVATION, flags=("attention_bias",),
         query_pre_attn_scalar=number(raw, "query_pre_attn_scalar", float, 256.0),
     )  # fmt: skip
     theta, scaling = _rope(ropes[_SLIDING], read.max_position_embeddings, 1e4)

@@ -147,7 +147,7 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> NemotronHCo
     own |= {"routed": read_corrected(raw, experts=8, chosen=2, size=7688, shared_size=shared_size)}
     return read_dense(
         NemotronHConfig, sizes, eos_token_ids, architecture=_NAME, kv_heads=8, positions=4096, windows=all_tokens,
-        rope=_plain, activation=("mlp_hidden_act", "relu2"), **own,
+        rope=_plain, required_activation=("mlp_hidden_act", "relu2"), **own,
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def agrees(raw: torch.Tensor, rows: list[RowSpec], form: Form = Form.FULL) -> Sa
     state, penalties, slots = state_of(rows, VOCAB), penalties_of(rows, VOCAB), torch.arange(len(rows))
     expected = sample_rows(raw, state, penalties, slots, form, MAX_TOP)
     buffers = make_sampler_buffers(len(rows), VOCAB, MAX_TOP, DEVICE)
-    buffers.scores.fill_(float("nan"))
+    buffers.edited_logits.fill_(float("nan"))
     buffers.edited_max.fill_(float("nan"))
     found = sample_rows_cuda(raw.to(DEVICE), on(DEVICE, state), on(DEVICE, penalties), slots.to(DEVICE), form, buffers)
     assert found.finite.tolist() == expected.finite.tolist()

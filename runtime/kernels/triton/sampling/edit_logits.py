@@ -1,6 +1,6 @@
 """Penalties, bias and masks on the device, for rows whose logits change before sampling.
 
-The counterpart of the first half of `reference.sampling_filters`; `sampling/threshold.py` has top-k, top-p and min-p.
+The counterpart of the first half of `reference.sampling_filters`. `threshold.py` has top-k and top-p, `draw.py` min-p.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
@@ -48,7 +48,7 @@ def edit_kernel(
     if first < end:
         slot = tl.load(rows.slots + row).to(tl.int64)
         base = logits_of_row(rows, row)
-        limited = int_of(state.parameters, slot, _ALLOWED_WORDS) > 0
+        has_allowed = int_of(state.parameters, slot, _ALLOWED_WORDS) > 0
         ruled = False
         if masks is not None:
             ruled = has_grammar(slot, state.parameters)
@@ -56,7 +56,7 @@ def edit_kernel(
         below = tl.load(state.seq_len + slot) + ahead < int_of(state.parameters, slot, _MIN_POSITION)
         masked_stops = tl.where(below, int_of(state.parameters, slot, _STOP_COUNT), 0)
         biased = int_of(state.parameters, slot, _BIAS_COUNT)
-        out = buffers.scores + row * VOCAB
+        out = buffers.edited_logits + row * VOCAB
         for tile in range(first, end):
             i = tile * TILE + tl.arange(0, TILE)
             inside = i < VOCAB
@@ -68,15 +68,15 @@ def edit_kernel(
             lost = (tl.abs(x) < float("inf")) == 0
             if SAMPLED_VOCAB < VOCAB:
                 lost = lost & (i < SAMPLED_VOCAB)
-            word = tl.load(state.allowed + slot * mask_words + i // 32, mask=inside & limited, other=0)
+            word = tl.load(state.allowed + slot * mask_words + i // 32, mask=inside & has_allowed, other=0)
             permitted = ((word >> (i % 32)) & 1) != 0
             if masks is not None:
                 mask = masks.words + (slot * MASK_LINES + ahead) * MASK_LINE + MASK_AT
                 word = tl.load(mask + i // 32, mask=inside & ruled, other=0)
                 may_come = ((word >> (i % 32)) & 1) != 0
-                permitted = tl.where(ruled, may_come & (permitted | (limited == 0)), permitted)
+                permitted = tl.where(ruled, may_come & (permitted | (has_allowed == 0)), permitted)
                 x = tl.where(permitted | (ruled == 0), x, float("-inf"))
-            x = tl.where(permitted | (limited == 0), x, float("-inf"))
+            x = tl.where(permitted | (has_allowed == 0), x, float("-inf"))
             if SAMPLED_VOCAB < VOCAB:
                 permitted = permitted & (i < SAMPLED_VOCAB)
             tl.store(buffers.lowest_allowed + row * TILES + tile, tl.min(tl.where(permitted, i, NO_TOKEN), 0))

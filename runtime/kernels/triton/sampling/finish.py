@@ -82,7 +82,7 @@ def finish_kernel(
             if FULL & ((kind & HAS_THRESHOLD) != 0):
                 source = logits_of_row(rows, row)
                 if edited:
-                    source = buffers.scores + row * SIZES.VOCAB
+                    source = buffers.edited_logits + row * SIZES.VOCAB
                 temperature, seed = temperature_of(slot, state.parameters), seed_of(slot, state.parameters)
                 position = position_of(state.seq_len, slot, row, width, VERIFIES)
                 inverse = inverse_of(temperature, peak)

@@ -180,6 +180,6 @@ def source_of_row(rows, row, edited, buffers, SIZES: tl.constexpr):
     source = logits_of_row(rows, row)
     peak = raw_peak
     if edited:
-        source = buffers.scores + row * SIZES.VOCAB
+        source = buffers.edited_logits + row * SIZES.VOCAB
         peak = tl.max(of_tiles(buffers.edited_max, row, float("-inf"), SIZES.TILES, SIZES.TILES_PAD), 0)
     return source, peak, (raw_peak < float("inf")) & (tl.abs(peak) < float("inf"))

@@ -65,7 +65,7 @@ class SamplerBuffers(NamedTuple):
     best_id: torch.Tensor  # int32 [rows, tiles]
     threshold_key: torch.Tensor  # int32 [rows] the threshold's key, and the last kept id with that key
     threshold_id: torch.Tensor  # int32 [rows]
-    scores: torch.Tensor  # float32 [rows, vocab] logits of edited rows
+    edited_logits: torch.Tensor  # float32 [rows, vocab] of edited rows
     listed: torch.Tensor  # int32 [rows, vocab] tokens near the threshold, a tile's from its first index
     list_lengths: torch.Tensor  # int32 [rows, tiles] their number
     sampled_vocab: int  # ids below this may be sampled
@@ -106,7 +106,7 @@ def make_sampler_buffers(
         best_id=i32(rows, tiles),
         threshold_key=i32(rows),
         threshold_id=i32(rows),
-        scores=f32(rows, vocab_size),
+        edited_logits=f32(rows, vocab_size),
         listed=i32(rows, vocab_size),
         list_lengths=i32(rows, tiles),
         sampled_vocab=vocab_size if sampled_vocab is None else sampled_vocab,

@@ -140,13 +140,13 @@ def threshold_of_row(i, score, key, bracket, tokens, slot, parameters, scoring, 
     """
     low, high, amount_low, amount_high, target = bracket
     length = tokens[2]
-    limited = has_top_k(slot, parameters, SIZES.VOCAB)
+    by_count = has_top_k(slot, parameters, SIZES.VOCAB)
     threshold, last = _search(
-        i, score, key, tokens, scoring, limited, target, low, high, amount_low, amount_high, length, WORST_KEY,
+        i, score, key, tokens, scoring, by_count, target, low, high, amount_low, amount_high, length, WORST_KEY,
         NO_TOKEN, SIZES,
     )  # fmt: skip
     top_p = top_p_of(slot, parameters)
-    if limited & (top_p < 1.0):
+    if by_count & (top_p < 1.0):
         total = tl.full([], 0, tl.int64)
         for start in range(0, length, SIZES.BLOCK):
             far, far_score, far_key = listed_tokens(tokens, start, scoring, SIZES)

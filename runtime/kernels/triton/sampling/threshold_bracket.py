@@ -168,13 +168,13 @@ def bracket_kernel(rows, count, parameters, buffers, AGAIN: tl.constexpr, THREAD
         source, peak, usable = source_of_row(rows, row, edited, buffers, SIZES)
         line = row * _ROUNDS + AGAIN
         s = tl.arange(0, _SPOTS)
-        limited = has_top_k(slot, parameters, SIZES.VOCAB)
+        by_count = has_top_k(slot, parameters, SIZES.VOCAB)
         if usable:
             if AGAIN:
                 low_key, high_key, amount_low, amount_high, _ = _round_of_row(
                     buffers, row * _ROUNDS, slot, parameters, SIZES
                 )
-                end = tl.where(_is_long(high_key, amount_high - amount_low, limited), end, first)
+                end = tl.where(_is_long(high_key, amount_high - amount_low, by_count), end, first)
                 low = tl.maximum(low_key, 0).to(tl.float32, bitcast=True)
                 high = high_key.to(tl.float32, bitcast=True)
                 high = tl.where(high > _MASSLESS, tl.minimum(high, 2.0 * low + 1.0), high)
@@ -185,7 +185,7 @@ def bracket_kernel(rows, count, parameters, buffers, AGAIN: tl.constexpr, THREAD
                     peaks = buffers.edited_max
                 center, low, high = _guess(buffers, peaks, row, slot, peak, parameters, SIZES)
             if first < end:
-                last_key = tl.where(limited, WORST_KEY, _MASSLESS_KEY)
+                last_key = tl.where(by_count, WORST_KEY, _MASSLESS_KEY)
                 at = center + (high - low) * tl.load(buffers.offsets + AGAIN * _SPOTS + s)
                 up_to = key_of(tl.minimum(tl.maximum(at, low), high))
                 up_to = tl.where(s == _SPOTS - 1, last_key, up_to)
@@ -205,7 +205,7 @@ def bracket_kernel(rows, count, parameters, buffers, AGAIN: tl.constexpr, THREAD
                         i = tile * TILE + step * (4 * THREADS) + tl.arange(0, 4 * THREADS)
                         x = tl.load(source + i, mask=i < SIZES.VOCAB, other=float("-inf"))
                         score = scores_of(x, peak, temperature, inverse)
-                        if limited:
+                        if by_count:
                             upper = tl.zeros_like(x)
                             lower = (i < SIZES.VOCAB).to(tl.float32)
                         else:
@@ -232,11 +232,11 @@ def top_p_target(top_p, total):
 
 
 @triton.jit
-def _is_long(high, between, limited):
+def _is_long(high, between, by_count):
     """Return whether many tokens may lie between two keys with the amount `between`; the least likely one is at
     `high`."""
     least = mass_of(-high.to(tl.float32, bitcast=True)).to(tl.float32)
-    return between.to(tl.float32) > tl.where(limited, 1.0, least) * _LONG
+    return between.to(tl.float32) > tl.where(by_count, 1.0, least) * _LONG
 
 
 @triton.jit
@@ -247,9 +247,9 @@ def _round_of_row(buffers, line, slot, parameters, SIZES: tl.constexpr):
     inside = t < SIZES.TILES
     at = buffers.threshold_sums + (line * SIZES.TILES + t) * _SPOTS + s[None, :]
     amounts = tl.sum(tl.load(at, mask=inside, other=0), 0)
-    limited = has_top_k(slot, parameters, SIZES.VOCAB)
+    by_count = has_top_k(slot, parameters, SIZES.VOCAB)
     target = top_p_target(top_p_of(slot, parameters), tl.max(amounts, 0))
-    target = tl.where(limited, top_k_of(slot, parameters).to(tl.int64), target)
+    target = tl.where(by_count, top_k_of(slot, parameters).to(tl.int64), target)
     key = tl.load(buffers.threshold_keys + line * _SPOTS + s)
     enough = amounts >= target
     low = tl.max(tl.where(enough, -1, key), 0)
@@ -267,10 +267,10 @@ def bracket_of_row(buffers, row, slot, parameters, SIZES: tl.constexpr):
     may be anywhere before top-k's.
     """
     low, high, amount_low, amount_high, target = _round_of_row(buffers, row * _ROUNDS, slot, parameters, SIZES)
-    limited = has_top_k(slot, parameters, SIZES.VOCAB)
-    if _is_long(high, amount_high - amount_low, limited):
+    by_count = has_top_k(slot, parameters, SIZES.VOCAB)
+    if _is_long(high, amount_high - amount_low, by_count):
         low, high, amount_low, amount_high, target = _round_of_row(buffers, row * _ROUNDS + 1, slot, parameters, SIZES)
-    if limited & (top_p_of(slot, parameters) < 1.0):
+    if by_count & (top_p_of(slot, parameters) < 1.0):
         low = tl.full([], -1, tl.int32)
         amount_low = tl.full([], 0, tl.int64)
     return low, high, amount_low, amount_high, target
