@@ -16,65 +16,13 @@ import torch
 from numpy.typing import NDArray
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.kernel_set import DraftKernelSet, KernelSet
+from runahead.runtime.kernels.kernel_set import DraftKernelSet
 from runahead.runtime.kernels.layer_products import idle_in
-from runahead.runtime.kernels.layers import AttentionShape, EmbeddingAndHead, Layer, Linear, RopeTable
-from runahead.runtime.kernels.reference.ops import Rotation, rope_factors
+from runahead.runtime.kernels.layers import EmbeddingAndHead, Layer
 from runahead.runtime.models.architecture import HeadWeights
 from runahead.runtime.models.decoder import Decoder, ReadHidden, bound_feed_forward
 from runahead.runtime.models.memory import memory_of, weight_bytes
 from runahead.runtime.models.rope import rope_table
-
-
-@dataclass(frozen=True, slots=True)
-class HeadEntries:
-    """Computes entries on the CPU. product: packed, maps [embedding of a token, previous hidden state] to an entry's
-    keys and values. embedding: float32 [vocab, width]. factors: of the rotation, see `rope_factors`.
-    """
-
-    product: Linear
-    shape: AttentionShape
-    embedding: NDArray[np.float32]
-    factors: NDArray[np.float32]
-    kernels: KernelSet
-
-    @staticmethod
-    def of(weights: HeadWeights, embedding: torch.Tensor, rope: RopeTable, kernels: KernelSet) -> HeadEntries | None:
-        """Make it, or return None for a head with other operations between a token and its keys."""
-        mixer, fuse = weights.mixer, weights.fuse.product
-        if fuse is None or not are_one_product(weights):
-            return None
-        first, second = unpacked(fuse.weight).double(), unpacked(mixer.qkv.weight)[mixer.shape.q_size :].double()
-        bias = second @ (torch.zeros(len(first), dtype=torch.float64) if fuse.bias is None else fuse.bias.double())
-        if mixer.qkv.bias is not None:
-            bias += mixer.qkv.bias[mixer.shape.q_size :].double()
-        has_bias = fuse.bias is not None or mixer.qkv.bias is not None
-        product = Linear(kernels.pack_weight((second @ first).float()), bias.float() if has_bias else None)
-        return HeadEntries(product, mixer.shape, embedding.float().numpy(), rope_factors(rope), kernels)
-
-    def write(self, batch: ForwardBatch, hidden: NDArray[np.float32], cache: KVCache) -> None:
-        """Write the entries of the batch's tokens. hidden: float32 [T, width], of the previous positions."""
-        count, shape = batch.num_tokens, self.shape
-        width = self.embedding.shape[1]
-        joined = np.empty((count, width + hidden.shape[1]), np.float32)
-        np.take(self.embedding, batch.token_ids.numpy(), axis=0, out=joined[:, :width], mode="clip")
-        joined[:, width:] = hidden
-        with np.errstate(all="ignore"):  # a NaN or an infinity stays in its row
-            made = self.kernels.linear(torch.from_numpy(joined), self.product.weight, self.product.bias).numpy()
-            heads = made.reshape(count, 2 * shape.kv_heads, shape.head_dim)
-            rotation = Rotation.of(heads.reshape(count, 2 * shape.kv_heads, 2, -1)[:, : shape.kv_heads])
-            rotation.turn_to(self.factors, batch.positions.numpy())
-            rotation.apply()
-        slots = batch.slot_mapping.numpy()
-        for tensor, part in zip((cache.keys[0], cache.values[0]), np.split(heads, 2, axis=1), strict=True):
-            tensor.view(-1, shape.kv_heads, shape.head_dim).numpy()[slots] = part
-
-
-def are_one_product(weights: HeadWeights) -> bool:
-    """Whether only two matrices are between a token with its hidden state and its keys and values."""
-    mixer, fuse = weights.mixer, weights.fuse
-    norms = (mixer.norm, mixer.k_norm, fuse.token_norm, fuse.hidden_norm)
-    return fuse.product is not None and not fuse.hidden_first and all(norm is None for norm in norms)
 
 
 def unpacked(weight: torch.Tensor) -> torch.Tensor:
@@ -149,8 +97,7 @@ class DraftHead(HeadSizes):
         ends = EmbeddingAndHead(embedding.float(), weights.norm or of_target.final_norm, (rope,))
         self._filling, self._drafting = kernels.bind(ends), kernels.bind(ends)
         self._fuse_to_fill, self._keep = self._filling.fuse(weights.fuse), self._filling.keep(weights.mixer, 0)
-        self._entries = HeadEntries.of(weights, ends.embedding, rope, kernels)
-        derived = [] if self._entries is None else [self._entries.product.weight]
+        derived: list[torch.Tensor] = []
         lm_head = of_target.whole_lm_head if weights.lm_head is None else weights.lm_head
         if weights.lm_head is None and weights.targets is not None:
             lm_head = kernels.pack_weight(unpacked(lm_head)[weights.targets].contiguous())
@@ -195,9 +142,6 @@ class DraftHead(HeadSizes):
 
     def fill(self, batch: ForwardBatch, hidden: NDArray[np.float32], cache: DraftCache) -> None:
         """Write the entries of the batch's tokens. hidden: float32 [T, width], of the previous positions."""
-        if self._entries is not None:
-            self._entries.write(batch, hidden, cache.entries)
-            return
         with self._filling.stream(batch, cache.entries) as stream:
             self._fuse_to_fill(stream, torch.from_numpy(hidden))
             self._keep(stream)

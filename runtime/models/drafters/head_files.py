@@ -29,7 +29,7 @@ from runahead.runtime.models.architecture import EMBEDDING, LM_HEAD, HeadWeights
 from runahead.runtime.models.blocks.dense import DenseConfig
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.decoder import Decoder
-from runahead.runtime.models.drafters.draft_head import DraftHead, are_one_product
+from runahead.runtime.models.drafters.draft_head import DraftHead
 from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.token_texts import token_texts
 from runahead.runtime.models.weights import Pack, copy_stored, drawing, is_copy, read_safetensors, rows_of
@@ -147,11 +147,7 @@ class HeadFiles:
         matrices = [*(linear.weight for linear in linears if linear is not None), head.lm_head]
         found = [(matrix.shape[1], matrix.shape[0]) for matrix in matrices if matrix is not None]
         of_some = [(head.width, len(head.targets))] if head.lm_head is None and head.targets is not None else []
-        of_entries = []
-        if head.fuse.product is not None and are_one_product(head):
-            shape = head.mixer.shape
-            of_entries = [(head.fuse.product.weight.shape[1], 2 * shape.kv_heads * shape.head_dim)]
-        return [*found, *of_some, *of_entries]
+        return [*found, *of_some]
 
     def block_bytes(self, block_size: int, dtype: torch.dtype = torch.float32) -> int:
         """Return its bytes in a KV block: its layer's keys and values, and the hidden states that it reads."""

@@ -134,14 +134,6 @@ def test_names_as_of_a_whole_model_are_the_same_tensors(tmp_path: Path, architec
     assert torch.equal(named.weights(as_it_is).mixer.o.weight, plain.weights(as_it_is).mixer.o.weight)
 
 
-def test_the_product_that_makes_entries_is_one_that_a_start_tries(tmp_path: Path) -> None:
-    """It is made of two matrices, and with one key-value head it has another shape than either."""
-    config = {**CONFIG, "num_key_value_heads": 1}
-    folder = write_head(tmp_path, random_head(config=config), num_key_value_heads=1)
-    head = open_eagle(open_head(folder), TARGET, 256, "--draft-model", "--context-length")
-    assert (2 * HIDDEN, HIDDEN // 2) in head.shapes()
-
-
 def test_it_takes_of_a_block_what_it_is_said_to(tmp_path: Path) -> None:
     head = opened(write_head(tmp_path, random_head()))
     weights = head.weights(as_it_is)
