@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise, repeat
 from operator import mul
 from typing import Final
@@ -28,19 +27,19 @@ _IN_MS: Final = 100_000.0  # microseconds of a picture from which times are in m
 _HOST, _DEVICE, _IDLE, _INK = "#4c78a8", "#59a14f", "#e15759", "#222222"
 
 
-def picture(panels: Sequence[tuple[str, Timeline]]) -> str:
+def picture(panels: Sequence[tuple[str, trace_pb2.TraceResponse]]) -> str:
     """Draw a panel for each timeline, by name, with the launches whose steps are closest to the median.
 
     A timeline has at least one launch.
     """
     shown = [(name, timeline, _typical(timeline.launches)) for name, timeline in panels]
-    span = max(launches[-1].device[1] - launches[0].device[0] for _, _, launches in shown)
+    span = max(duration_us(launches[-1].device.end) - duration_us(launches[0].device.begin) for _, _, launches in shown)
     scale = (WIDTH - LEFT - 20) / span
     tops = [*accumulate((_PANEL + _LANE * len(launches[0].other_ranks) for _, _, launches in shown), initial=20)]
     end = tops[-1]
     drawing = _Drawing(end + 48)
     for top, (name, timeline, launches) in zip(tops, shown, strict=False):
-        _draw_panel(drawing, name, timeline, launches[0].device[0], top, span, scale)
+        _draw_panel(drawing, name, timeline, duration_us(launches[0].device.begin), top, span, scale)
     for tick in range(0, int(span), _tick(span)):
         drawing.line(LEFT + tick * scale, end - 12, LEFT + tick * scale, end - 6)
         drawing.text(LEFT + tick * scale, end + 8, _time(tick, span), anchor="middle")
@@ -70,9 +69,9 @@ def _time(microseconds: float, span: float, digits: int = 0) -> str:
     return f"{microseconds:.{digits}f} µs"
 
 
-def _typical(launches: Sequence[TimedLaunch]) -> Sequence[TimedLaunch]:
+def _typical(launches: Sequence[trace_pb2.LaunchTrace]) -> Sequence[trace_pb2.LaunchTrace]:
     """Choose at most SHOWN consecutive launches whose worst step is nearest to the median."""
-    steps = [after.device[0] - before.device[0] for before, after in pairwise(launches)]
+    steps = [step_us(before, after) for before, after in pairwise(launches)]
     if len(launches) <= SHOWN:
         return launches
     median = statistics.median(steps)
@@ -87,14 +86,14 @@ def _tick(span: float) -> int:
     return next(step for step in steps if span / step <= 10)
 
 
-def _work(waits: Sequence[Span]) -> Iterator[Span]:
+def _work(waits: Sequence[trace_pb2.TimeSpan]) -> Iterator[Span]:
     """Yield the host's working times, between its first and last wait."""
-    for (_, begin), (end, _) in pairwise(waits):
-        yield begin, end
+    for before, after in pairwise(waits):
+        yield duration_us(before.end), duration_us(after.begin)
 
 
 def _draw_panel(
-    drawing: _Drawing, name: str, timeline: Timeline, zero: float, top: float, span: float, scale: float
+    drawing: _Drawing, name: str, timeline: trace_pb2.TraceResponse, zero: float, top: float, span: float, scale: float
 ) -> None:
     host, device, height = top + 42, top + 98, 26
 
@@ -113,12 +112,12 @@ def _draw_panel(
         bar(begin, end, host, _HOST, _time(end - begin, span))
     labelled_to = float(LEFT)  # right end of the labels above the host's bar
     for launch in timeline.launches:
-        begin, end = launch.device
+        begin, end = span_us(launch.device)
         width = len(str(launch.number)) * _LETTER
         bar(begin, end, device, _DEVICE, f"{launch.kind} launch {launch.number}: {_time(end - begin, span)}")
         if zero <= begin and end <= zero + span and (end - begin) * scale >= width:
             drawing.text((x(begin) + x(end)) / 2, device + 18, str(launch.number), colour="#ffffff", anchor="middle")
-        enqueued, tokens = launch.launch[1], launch.commit[0]
+        enqueued, tokens = duration_us(launch.launch.end), duration_us(launch.commit.begin)
         if zero <= enqueued <= zero + span:
             drawing.line(x(enqueued), host - 4, x(enqueued), host + height)
             if x(enqueued) - width / 2 >= labelled_to:
@@ -129,22 +128,22 @@ def _draw_panel(
         if zero <= tokens <= zero + span:
             drawing.mark(x(tokens), host + height, f"tokens of launch {launch.number} are seen")
     for before, after in pairwise(timeline.launches):
-        idle = before.device[1], after.device[0]
-        bar(*idle, device, _IDLE, f"idle: {_time(idle[1] - idle[0], span, 1)}")
+        begin, end = duration_us(before.device.end), duration_us(after.device.begin)
+        bar(begin, end, device, _IDLE, f"idle: {_time(end - begin, span, 1)}")
     for rank in range(1, 1 + len(timeline.launches[0].other_ranks)):
         drawing.text(10, device + _LANE * rank + 18, f"rank {rank}")
         for launch in timeline.launches:
-            begin, end = launch.other_ranks[rank - 1]
+            begin, end = span_us(launch.other_ranks[rank - 1])
             title = f"{launch.kind} launch {launch.number} on rank {rank}: {_time(end - begin, span)}"
             bar(begin, end, device + _LANE * rank, _DEVICE, title)
 
 
-def _heading(launches: Sequence[TimedLaunch], span: float) -> str:
+def _heading(launches: Sequence[trace_pb2.LaunchTrace], span: float) -> str:
     pairs = [(before, after) for before, after in pairwise(launches) if not after.first_after_idle]
     if not pairs:
         return f"launch {launches[0].number}"
-    step = statistics.median(after.device[0] - before.device[0] for before, after in pairs)
-    idle = statistics.median(max(0.0, after.device[0] - before.device[1]) for before, after in pairs)
+    step = statistics.median(step_us(before, after) for before, after in pairs)
+    idle = statistics.median(idle_us(before, after) for before, after in pairs)
     return f"a step takes {_time(step, span)}, the device is idle for {_time(idle, span)} of it"
 
 
@@ -181,67 +180,21 @@ class _Drawing:
         return "\n".join([*self.parts, "</svg>", ""])
 
 
-@dataclass(frozen=True, slots=True)
-class TimedLaunch:
-    """A launch like the contract's `LaunchTrace`. A span has begin and end in microseconds. other_ranks: spans of the
-    further ranks.
-    """
-
-    number: int
-    kind: str
-    rows: int
-    prompt_tokens: int
-    overlapped: bool
-    first_after_idle: bool
-    plan: Span
-    stage: Span
-    launch: Span
-    commit: Span
-    publish: Span
-    device: Span
-    idle_inside_us: float
-    other_ranks: tuple[Span, ...] = ()
+def span_us(span: trace_pb2.TimeSpan) -> Span:
+    """Return begin and end in microseconds."""
+    return duration_us(span.begin), duration_us(span.end)
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """A timeline. launches: oldest first. waits: the host's. slack_us: uncertainty of the device's clock."""
-
-    launches: tuple[TimedLaunch, ...]
-    waits: tuple[Span, ...]
-    slack_us: float
+def duration_us(duration: Duration) -> float:
+    """Return a duration in microseconds."""
+    return duration.ToNanoseconds() / 1e3
 
 
-def timeline_of(response: trace_pb2.TraceResponse) -> Timeline:
-    """Convert a response to plain numbers."""
-    return Timeline(
-        tuple(
-            TimedLaunch(
-                launch.number,
-                launch.kind,
-                launch.rows,
-                launch.prompt_tokens,
-                launch.overlapped,
-                launch.first_after_idle,
-                _span(launch.plan),
-                _span(launch.stage),
-                _span(launch.launch),
-                _span(launch.commit),
-                _span(launch.publish),
-                _span(launch.device),
-                _us(launch.idle_inside),
-                tuple(map(_span, launch.other_ranks)),
-            )
-            for launch in response.launches
-        ),
-        tuple(map(_span, response.waits)),
-        _us(response.clock_slack),
-    )
+def step_us(before: trace_pb2.LaunchTrace, after: trace_pb2.LaunchTrace) -> float:
+    """Return the microseconds from a launch's begin on the device to the next one's."""
+    return duration_us(after.device.begin) - duration_us(before.device.begin)
 
 
-def _span(span: trace_pb2.TimeSpan) -> Span:
-    return _us(span.begin), _us(span.end)
-
-
-def _us(duration: Duration) -> float:
-    return duration.seconds * 1e6 + duration.nanos / 1e3
+def idle_us(before: trace_pb2.LaunchTrace, after: trace_pb2.LaunchTrace) -> float:
+    """Return the microseconds for which the device was idle between two launches."""
+    return max(0.0, duration_us(after.device.begin) - duration_us(before.device.end))

@@ -6,7 +6,6 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -15,10 +14,10 @@ import pytest
 
 from benchmarks.local_service import LocalService, local_service
 from runahead.service import cli
-from runahead.service.commands.chain_picture import SHOWN, STAGES, Timeline, picture, timeline_of
+from runahead.service.commands.chain_picture import SHOWN, STAGES, picture
 from runahead.service.commands.trace_command import chrome_trace, each_launch, figures
 from runahead.service.stats.trace import as_response
-from runahead.v1 import GenerateRequest, GenerationServiceStub, StoppingOptions
+from runahead.v1 import GenerateRequest, GenerationServiceStub, StoppingOptions, TraceResponse
 from tests.service.stats.test_trace import TRACED, launch
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -39,7 +38,7 @@ def decoded(service: LocalService) -> LocalService:
     return service
 
 
-MADE_UP = timeline_of(as_response(TRACED, shares_clock=False))
+MADE_UP = as_response(TRACED, shares_clock=False)
 
 
 def test_before_the_first_launch_it_says_so(service: LocalService, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,7 +64,7 @@ def test_figures_are_right() -> None:
     assert lines[3] == "idle      0.0 µs in the median, 0.0 at most between two launches"
     assert lines[4] == "  decode  0 µs before and at most 8 µs inside, of 3000 µs: 0.2 %"
     assert lines[5] == "plan      50.0 µs in the median, 50.0 at most"
-    one = timeline_of(as_response(type(TRACED)(TRACED.launches[:1], ()), shares_clock=False))
+    one = as_response(type(TRACED)(TRACED.launches[:1], ()), shares_clock=False)
     assert figures(one)[2:5] == [
         "step      none",
         "idle      none between two launches",
@@ -75,12 +74,14 @@ def test_figures_are_right() -> None:
 
 def test_idle_time_counts_for_the_kind_of_launch_that_was_waited_for() -> None:
     """A mixed launch 100 µs late, with gaps inside, a decode one 50 µs late, and one after a time without work."""
-    first, mixed, decode, later = MADE_UP.launches[:4]
-    mixed = replace(mixed, kind="mixed", prompt_tokens=700, device=(700.0, 1600.0), idle_inside_us=80.0)
-    decode = replace(decode, device=(1650.0, 2250.0), idle_inside_us=0.0)
-    later = replace(later, device=(9000.0, 9600.0), first_after_idle=True, idle_inside_us=0.0)
-    first = replace(first, device=(0.0, 600.0), idle_inside_us=0.0)
-    timeline = Timeline((first, mixed, decode, later), (), 0.0)
+    timeline = TraceResponse(launches=MADE_UP.launches[:4])
+    _, mixed, _, later = timeline.launches
+    mixed.kind, mixed.prompt_tokens, later.first_after_idle = "mixed", 700, True
+    times = ((0, 600, 0), (700, 1600, 80), (1650, 2250, 0), (9000, 9600, 0))
+    for each, (begin, end, inside) in zip(timeline.launches, times, strict=True):
+        each.device.begin.FromMicroseconds(begin)
+        each.device.end.FromMicroseconds(end)
+        each.idle_inside.FromMicroseconds(inside)
     lines = figures(timeline)
     assert lines[3] == "idle      75.0 µs in the median, 100.0 at most between two launches"
     assert lines[4:6] == [
@@ -126,11 +127,13 @@ def test_the_timeline_has_the_lanes_the_tokens_and_the_arrows(
     assert begins.keys() == ends.keys() == {event["args"]["launch"] for event in on_device}
 
 
-def of_two_ranks() -> Timeline:
-    launches = tuple(
-        replace(launch, other_ranks=((launch.device[0] + 50, launch.device[1]),)) for launch in MADE_UP.launches
-    )
-    return replace(MADE_UP, launches=launches)
+def of_two_ranks() -> TraceResponse:
+    made = TraceResponse()
+    made.CopyFrom(MADE_UP)
+    for each in made.launches:
+        other = each.other_ranks.add(begin=each.device.begin, end=each.device.end)
+        other.begin.FromNanoseconds(other.begin.ToNanoseconds() + 50_000)
+    return made
 
 
 def test_the_device_of_each_other_rank_has_a_lane() -> None:
@@ -159,7 +162,7 @@ def test_the_picture_shows_launches_that_are_like_the_others() -> None:
     """The first steps are slow, and one in the middle."""
     begins = [0, 5000, 9000, 9600, 10200, 14000, 14600, 15200, 15800, 16400, 17000]
     traced = type(TRACED)(tuple(launch(number, begin) for number, begin in enumerate(begins, 1)), ())
-    root = ET.fromstring(picture([("a", timeline_of(as_response(traced, shares_clock=False)))]))
+    root = ET.fromstring(picture([("a", as_response(traced, shares_clock=False))]))
     shown = {element.text for element in root.iter(f"{SVG}text") if element.get("fill") == "#ffffff"}
     assert shown == {"6", "7", "8", "9", "10"}
 
@@ -180,7 +183,7 @@ def test_no_label_of_a_picture_lies_on_another() -> None:
     short = [launch(123_456 + place, 600 * place) for place in range(6)]
     short = [msgspec.structs.replace(each, end_ns=each.start_ns + 20_000) for each in short]
     panels = [
-        (name, timeline_of(as_response(type(TRACED)(tuple(launches), ()), shares_clock=False)))
+        (name, as_response(type(TRACED)(tuple(launches), ()), shares_clock=False))
         for name, launches in (("at once", at_once), ("short", short))
     ]
     found = labels(picture(panels))
@@ -210,17 +213,14 @@ def test_a_picture_has_a_legend_of_its_colours_and_marks() -> None:
 
 def test_times_of_six_digits_are_in_milliseconds() -> None:
     slow = type(TRACED)(tuple(launch(number, 200_000 * number) for number in range(1, 6)), ())
-    words = " ".join(
-        words for *_, words in labels(picture([("a", timeline_of(as_response(slow, shares_clock=False)))]))
-    )
+    words = " ".join(words for *_, words in labels(picture([("a", as_response(slow, shares_clock=False))])))
     assert "a step takes 200 ms, the device is idle for 199.4 ms of it" in words
     assert "µs" not in words
     assert "200 ms" in words and "ms" not in " ".join(words for *_, words in labels(picture([("a", MADE_UP)])))
 
 
 def test_two_timelines_are_drawn_to_one_scale() -> None:
-    slow = Timeline(tuple(MADE_UP.launches), MADE_UP.waits, 0.0)
-    root = ET.fromstring(picture([("serial", slow), ("run_ahead=2", MADE_UP)]))
+    root = ET.fromstring(picture([("serial", MADE_UP), ("run_ahead=2", MADE_UP)]))
     texts = [element.text or "" for element in root.iter(f"{SVG}text")]
     assert [text for text in texts if text.startswith(("serial:", "run_ahead=2:"))] == [
         "serial: a step takes 600 µs, the device is idle for 0 µs of it",
