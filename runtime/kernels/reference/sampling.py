@@ -18,6 +18,7 @@ Ties go to the lowest id everywhere. A row's result depends only on its logits a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -29,23 +30,26 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs.device import Form
 from runahead.runtime.kernels.reference import philox
-from runahead.runtime.kernels.reference.logprobs import log_probabilities
 from runahead.runtime.kernels.reference.masked_rows import Left, left_by_masks
 from runahead.runtime.kernels.reference.penalties import penalize
 from runahead.runtime.kernels.reference.sampling_filters import (
+    MASS_ONE,
     Filters,
     add_bias,
+    highest,
     kept_tokens,
     lowest_allowed,
     mask_disallowed,
     mask_ids,
+    masses,
 )
 from runahead.runtime.kernels.row_state import PenaltyState, RowState
 
 F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 
-NO_MASKS: Final[Mapping[int, NDArray[np.int32]]] = MappingProxyType({})
+NO_MASKS: Final[Mapping[int, I32]] = MappingProxyType({})
 _NARROW: Final = 512  # a row with more tokens left draws noise for its whole vocabulary, one block for four ids
 _WIDE_BLOCKS: Final = 16384  # Philox blocks at a time: their words fit the cache
 
@@ -80,7 +84,7 @@ def sample_rows(
     max_top: int,
     *,
     ahead: torch.Tensor | None = None,
-    masks: Mapping[int, NDArray[np.int32]] = NO_MASKS,
+    masks: Mapping[int, I32] = NO_MASKS,
 ) -> Sampled:
     """Sample the token at position `seq_len` for each row of `logits`, without side effects.
 
@@ -110,7 +114,7 @@ def _sample_rows(
     position: I64,
     form: Form,
     max_top: int,
-    masks: Mapping[int, NDArray[np.int32]],
+    masks: Mapping[int, I32],
 ) -> Sampled:
     raw: F32 = logits.numpy()
     rows, vocab_size = raw.shape
@@ -198,7 +202,7 @@ def _needs_edit(state: RowState, slots: I64, position: I64) -> NDArray[np.bool_]
     return changed
 
 
-def _allowed(state: RowState, slot: int, mask: NDArray[np.int32] | None) -> NDArray[np.int32] | None:
+def _allowed(state: RowState, slot: int, mask: I32 | None) -> I32 | None:
     """Return the tokens that a row may have now. mask: its grammar's, [ceil(vocab / 32)]; None: all."""
     if not int(state.allowed_words[slot]):
         return mask
@@ -333,3 +337,36 @@ def _with_logprobs(
         top_ids=torch.from_numpy(found.top_ids),
         top_logprobs=torch.from_numpy(found.top),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class LogProbabilities:
+    """Log-probabilities of n rows; zeros for rows that did not ask and beyond the requested number."""
+
+    chosen: F32  # [n]
+    top_ids: I32  # [n, max_top] most likely first
+    top: F32  # [n, max_top]
+
+
+def log_probabilities(logits: F32, chosen: I64, asked: I32, max_top: int) -> LogProbabilities:
+    """Compute the log-softmax of raw logits [n, vocab] at `chosen` [n] and at the top `asked` [n] tokens, for S's
+    sampled tokens and F's prompt tokens.
+
+    Rows are computed one at a time with integer sums of probability mass: no neighbor, order or number of threads
+    changes a bit. asked: -1 skips the row; others' logits must be finite. A token too unlikely for float32 has a
+    log-probability of -inf.
+    """
+    rows, vocab_size = logits.shape
+    found = LogProbabilities(
+        np.zeros(rows, np.float32), np.zeros((rows, max_top), np.int32), np.zeros((rows, max_top), np.float32)
+    )
+    with np.errstate(over="ignore"):
+        for row in np.flatnonzero(asked >= 0).tolist():
+            shifted = logits[row] - logits[row].max()
+            normalizer = math.log(int(masses(philox.exp32(shifted)).sum()) / MASS_ONE)  # log(sum(e**x))
+            found.chosen[row] = float(shifted[chosen[row]]) - normalizer
+            count = min(int(asked[row]), max_top, vocab_size)
+            if count > 0:
+                found.top_ids[row, :count] = ids = highest(logits[row], count)
+                found.top[row, :count] = shifted[ids].astype(np.float64) - normalizer
+    return found

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs.device import Form
 from runahead.runtime.kernels.ranks import ONE_RANK, Ranks, RanksError, VocabRanks
-from runahead.runtime.kernels.reference.logprobs import log_probabilities
-from runahead.runtime.kernels.reference.sampling import NO_MASKS, Sampled, are_drawn, sample_rows
+from runahead.runtime.kernels.reference.sampling import NO_MASKS, Sampled, are_drawn, log_probabilities, sample_rows
 from runahead.runtime.kernels.reference.vocab_parts import sample_part
 from runahead.runtime.kernels.row_state import PenaltyState, RowState
 from runahead.runtime.models.decoder import Decoder

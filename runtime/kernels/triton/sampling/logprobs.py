@@ -1,6 +1,6 @@
 """Log-probabilities on the device, of a token and the top tokens, for the rows that asked.
 
-The counterpart of `reference.logprobs`, for sampled tokens and for prompts.
+The counterpart of `reference.sampling.log_probabilities`, for sampled tokens and for prompts.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
