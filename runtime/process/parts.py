@@ -174,11 +174,10 @@ def bytes_to_load(config: EngineConfig, checkpoint: Checkpoint, model: ModelConf
     return held_bytes(_quantized_files(config, checkpoint), model, dtype, device, how, ranks)
 
 
-def holds_quantized(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, device: str) -> bool:
-    """Whether matrices of a rank stay quantized on the device. device: the type of it. Raises CheckpointError for
-    tensors that can't be served."""
+def holds_quantized(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig) -> bool:
+    """Whether matrices of a rank stay quantized on a GPU. Raises CheckpointError for tensors that can't be served."""
     files = _quantized_files(config, checkpoint)
-    return some_stay_quantized(files, model, dtype_of(config, model), device, config.quantize, config.tensor_parallel)
+    return some_stay_quantized(files, model, dtype_of(config, model), "cuda", config.quantize, config.tensor_parallel)
 
 
 def _quantized_files(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint | None:

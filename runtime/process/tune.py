@@ -57,7 +57,7 @@ def _tune(config: EngineConfig, rows: tuple[int, ...], seconds: float) -> None:
 def check_tunable(config: EngineConfig, checkpoint: Checkpoint, described: ModelConfig) -> None:
     """Raises ConfigError for a model whose matrices stay quantized on a GPU: their products have no table of
     tilings."""
-    if holds_quantized(config, checkpoint, described, "cuda"):
+    if holds_quantized(config, checkpoint, described):
         raise ConfigError(
             f"matrices of {config.model} stay quantized on a GPU, and products with them have fixed tilings; "
             "serve the model as it is"

@@ -105,7 +105,6 @@ class RequestStream:
     The reader wakes once and takes all tokens that have arrived. Log-probabilities of the prompt come first and are
     taken one message, a launch's worth, at a time.
 
-    prompt_logprobs: prompt tokens that the engine will describe.
     unread_bytes: bound of buffered tokens, estimated.
     unread_prompt_bytes: bound of the buffered prompt in the engine's columns; one message always has room.
     schedule_wake: schedules a wake-up when new tokens arrive (`Waking`); None wakes at once.
@@ -120,7 +119,6 @@ class RequestStream:
         self,
         handle: int,
         unread_bytes: int,
-        prompt_logprobs: int = 0,
         unread_prompt_bytes: int = 0,
         schedule_wake: Callable[[Callable[[], None]], None] | None = None,
         first: RequestStream | None = None,
@@ -133,7 +131,7 @@ class RequestStream:
         self._unread_prompt = 0
         self._prompt_parts: deque[PromptLogprobs] = deque()
         self._prompt_next = 1  # index of the next part's first prompt token; the first token has no log-probability
-        self._prompt_end = 1 + prompt_logprobs
+        self._prompt_end = 1  # see `expect_prompt`
         self._admitted: Admitted | None = None
         self._interrupt: Callable[[], object] | None = None
         self._when_admitted: Callable[[], object] | None = None

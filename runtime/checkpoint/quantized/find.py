@@ -211,12 +211,7 @@ class _Weight:
 
     def _groups(self, name: str, columns: int) -> SafetensorsTensor | None:
         """What gives each column its group. Raises CheckpointError where it must be there and is not."""
-        if self.scheme.is_ordered:
-            return self._take(name, ("I32",), (columns,))
-        return self._optional(name, ("I32",), (columns,))
-
-    def _optional(self, name: str, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> SafetensorsTensor | None:
-        return self._take(name, dtypes, shape) if name in self.stored else None
+        return self._take(name, ("I32",), (columns,)) if self.scheme.is_ordered or name in self.stored else None
 
     def _made(
         self, name: str, shape: tuple[int, ...], codes: ByteCodes | PackedCodes, scales: Scales

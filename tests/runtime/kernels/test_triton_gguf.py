@@ -85,7 +85,7 @@ def test_the_bytes_computed_before_a_file_is_read_are_those_that_a_gpu_takes(
     assert held_bytes(checkpoint, config, torch.bfloat16, "cpu") == plain
     asked = EngineConfig(model=str(path), device="cuda", dtype="bfloat16")
     assert bytes_to_load(asked, checkpoint, config, "cuda") == computed
-    assert holds_quantized(asked, checkpoint, config, "cuda") == (held_as is not None)
+    assert holds_quantized(asked, checkpoint, config) == (held_as is not None)
 
 
 def test_one_product_of_matrices_in_different_types_is_dequantized(

@@ -248,7 +248,8 @@ def test_what_the_engine_still_says_of_a_released_stream_is_nobodys(path: Path) 
 
 def test_a_request_that_ends_before_its_prompt_is_described_has_no_more_of_it() -> None:
     async def body() -> None:
-        stream = RequestStream(1, 1000, prompt_logprobs=3, unread_prompt_bytes=1000)
+        stream = RequestStream(1, 1000, unread_prompt_bytes=1000)
+        stream.expect_prompt(3)
         assert stream.push_prompt(part(1, 1))
         stream.finish(m.Finished(1, FinishReason.ABORTED))
         first = await stream.take_prompt()
@@ -261,7 +262,8 @@ def test_a_request_that_ends_before_its_prompt_is_described_has_no_more_of_it() 
 
 def test_a_buffer_of_the_prompt_over_its_bound_fails_its_stream_and_drops_what_it_holds() -> None:
     async def body() -> None:
-        stream, interrupted = RequestStream(1, 1000, prompt_logprobs=60, unread_prompt_bytes=160), asyncio.Event()
+        stream, interrupted = RequestStream(1, 1000, unread_prompt_bytes=160), asyncio.Event()
+        stream.expect_prompt(60)
         stream.interrupt_with(interrupted.set)
         assert stream.push_prompt(part(1, 20)) and stream.push_prompt(part(21, 20))
         assert not interrupted.is_set()
@@ -275,7 +277,8 @@ def test_a_buffer_of_the_prompt_over_its_bound_fails_its_stream_and_drops_what_i
 
 def test_a_prompt_that_is_read_never_fills_its_buffer() -> None:
     async def body() -> None:
-        stream = RequestStream(1, 1000, prompt_logprobs=200, unread_prompt_bytes=160)
+        stream = RequestStream(1, 1000, unread_prompt_bytes=160)
+        stream.expect_prompt(200)
         assert stream.push_prompt(part(1, 20))
         for place in range(21, 201, 20):  # one message is always unread when the next arrives
             assert stream.push_prompt(part(place, 20))
@@ -287,7 +290,8 @@ def test_a_prompt_that_is_read_never_fills_its_buffer() -> None:
 
 def test_one_message_of_the_prompt_always_has_room() -> None:
     async def body() -> None:
-        stream = RequestStream(1, 1000, prompt_logprobs=40, unread_prompt_bytes=1)
+        stream = RequestStream(1, 1000, unread_prompt_bytes=1)
+        stream.expect_prompt(40)
         for place in (1, 21):
             assert stream.push_prompt(part(place, 20))
             assert await stream.take_prompt() is not None
