@@ -37,6 +37,7 @@ from tests.service.service_processes import engine_of, has_ended, running, watch
 
 END_S = 30.0
 QUICK = ("--threads", "1", "--num-blocks", "600")
+SIGNALS_S = 0.001  # between signals
 MANY = 200  # connections, of which the kernel gives each front end some
 
 
@@ -88,14 +89,14 @@ def stats_of(stub: GenerationServiceStub) -> ServerStats:
     return stub.Stats(StatsRequest(), timeout=END_S, wait_for_ready=True).stats
 
 
-def endless(request_id: str) -> GenerateRequest:
-    stopping = StoppingOptions(max_tokens=2000, ignore_eos=True)
+def endless(request_id: str, max_tokens: int = 2000) -> GenerateRequest:
+    stopping = StoppingOptions(max_tokens=max_tokens, ignore_eos=True)
     return GenerateRequest(text="def f():\n", request_id=request_id, stopping=stopping)
 
 
-def opened(stub: GenerationServiceStub, request_id: str) -> Any:
+def opened(stub: GenerationServiceStub, request_id: str, max_tokens: int = 2000) -> Any:
     """A stream that has brought text."""
-    call = stub.Generate(endless(request_id), timeout=60)
+    call = stub.Generate(endless(request_id, max_tokens), timeout=60)
     assert [next(call).WhichOneof("event") for _ in range(2)] == ["accepted", "delta"]
     return call
 
@@ -162,7 +163,7 @@ def test_a_front_end_that_dies_is_started_again_and_harms_nobody_else_s_streams(
     with stubs(service) as by_number:
         before, engine = running(service, FRONT_END_MODULE), engine_of(service)
         assert len(before) == 2
-        harmed, other = opened(by_number[1], "harmed"), opened(by_number[2], "other")
+        harmed, other = opened(by_number[1], "harmed"), opened(by_number[2], "other", max_tokens=500)
         os.kill(engine, signal.SIGSTOP)  # neither stream ends before the front end does
         os.kill(min(before), signal.SIGKILL)  # the first was started first
         error = failure(lambda: list(harmed))
@@ -377,6 +378,8 @@ def test_a_third_signal_ends_a_service_whose_front_ends_do_not(service: LocalSer
 def test_a_signal_to_a_service_that_has_ended_all_leaves_its_exit_code(service: LocalService) -> None:
     service.process.terminate()
     until_logged(service, b"engine_ended")
-    while service.process.poll() is None:
+    while service.process.poll() is None:  # at any moment of its end, and it has time to handle them
         service.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            service.process.wait(SIGNALS_S)
     assert service.process.wait(END_S) == 0
