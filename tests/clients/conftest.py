@@ -65,7 +65,7 @@ def chat_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def address(chat_template: Path) -> Iterator[str]:
     """Of a service for everybody on this machine."""
-    with local_service(["--chat-template", str(chat_template)]) as running:
+    with local_service(["--num-blocks", "600", "--chat-template", str(chat_template)]) as running:
         yield running.url
 
 
@@ -86,7 +86,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory, chat_template: Path) -> It
     (token := folder / "token").write_text(f"{TOKEN}\n")
     (callers := folder / "callers").write_text(f"alice generate,control token {TOKEN}\n")
     security = ["--tls-cert", str(certificate), "--tls-key", str(key), "--callers", str(callers)]
-    with local_service([*security, "--chat-template", str(chat_template)]) as running:
+    with local_service([*security, "--num-blocks", "600", "--chat-template", str(chat_template)]) as running:
         yield running.url, ca, token
 
 

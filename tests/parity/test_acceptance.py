@@ -57,7 +57,7 @@ def test_acceptance_is_that_of_a_cold_start(kind: str, tmp_path: Path) -> None:
     counts: dict[str, list[tuple[int, int] | None]] = {}
     drafting = flags_of(kind, tmp_path)
     parameters = parameters_of(kind, tmp_path)
-    flags = ["--threads", "1", *drafting, "--draft-tokens", "3"]
+    flags = ["--threads", "1", "--num-blocks", "600", *drafting, "--draft-tokens", "3"]
     for way, more in WAYS.items():
         found = counts.setdefault(way, [])
         with local_service([*flags, *more]) as service:

@@ -253,7 +253,7 @@ def test_in_the_whole_service_a_request_is_its_callers(tmp_path: Path) -> None:
     """With the engine that there really is, and each call on a connection of its own, to either of two front ends."""
     (tmp_path / "callers").write_text(CALLERS)
     with (
-        local_service(["--callers", str(tmp_path / "callers"), "--frontends", "2"]) as running,
+        local_service(["--callers", str(tmp_path / "callers"), "--frontends", "2", "--num-blocks", "600"]) as running,
         ExitStack() as channels,
     ):
 

@@ -35,7 +35,7 @@ TOKENS: Final = 12
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalService]:
     file = tmp_path_factory.mktemp("template") / "template.jinja"
     file.write_text(TEMPLATE, encoding="utf-8")
-    with local_service(["--chat-template", str(file)]) as running:
+    with local_service(["--num-blocks", "600", "--chat-template", str(file)]) as running:
         yield running
 
 

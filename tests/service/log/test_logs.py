@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks.local_service import BESIDE
 
+QUICK = ("--threads", "1", "--num-blocks", "600")
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 JSON_LINE = re.compile(r"^\{.*\}$", re.M)
 
@@ -36,7 +37,7 @@ def terminal(reader: int) -> Iterator[str]:
 def until_serving_on_a_terminal(*flags: str) -> list[str]:
     """What `runahead serve` writes to a terminal, stopped as soon as it serves."""
     reader, writer = pty.openpty()
-    command = [sys.executable, "-m", "runahead", "serve", "--port", "0", *BESIDE, *flags]
+    command = [sys.executable, "-m", "runahead", "serve", "--port", "0", *QUICK, *BESIDE, *flags]
     with subprocess.Popen(command, stdout=writer, stderr=writer) as process:
         os.close(writer)
         lines = []
@@ -65,7 +66,7 @@ def test_json_can_be_asked_for_on_a_terminal() -> None:
 
 
 def test_elsewhere_both_processes_log_json_from_the_level_that_was_asked_for() -> None:
-    command = [sys.executable, "-m", "runahead", "serve", "--port", "0", *BESIDE, "--log-level", "warning"]
+    command = [sys.executable, "-m", "runahead", "serve", "--port", "0", *QUICK, *BESIDE, "--log-level", "warning"]
     command += ["--log-interval", "1", "--log-mode", "barrier"]  # which the engine warns of at its start
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
