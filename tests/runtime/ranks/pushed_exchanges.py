@@ -1,7 +1,9 @@
-"""One rank of exchanges by the kernels of GPUs, in Triton's interpreter: a process of its own.
+"""Ranks of exchanges by the kernels of GPUs, in Triton's interpreter: each a process, forked from one that has imported
+what they need.
 
-`python -m tests.runtime.ranks.pushed_exchanges RANK RANKS FILE ROUNDS FROM`, with TRITON_INTERPRET=1. The mailboxes of
-all ranks are in FILE, which every rank maps. Sums of FROM numbers or more are shared. Prints `Outcome` as JSON.
+`python -m tests.runtime.ranks.pushed_exchanges RANKS FILE ROUNDS FROM`, with TRITON_INTERPRET=1. The mailboxes of all
+ranks are in FILE, which every rank maps. Sums of FROM numbers or more are shared. Prints the JSON of `Outcome` of every
+rank, in rank order.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from runahead.runtime.kernels.triton.ranks.waits import (  # noqa: E402
     Mailboxes,
     WaitWords,
 )
+from runahead.runtime.process_end import signal_at_parents_death  # noqa: E402
 from runahead.runtime.ranks.gpu_ranks import GpuRanks  # noqa: E402
 from tests.runtime.ranks.best_of_parts import bests  # noqa: E402
 
@@ -206,11 +209,29 @@ def run(rank: int, ranks: int, file: Path, rounds: int) -> Outcome:
     )
 
 
+def forked(ranks: int, file: Path, rounds: int) -> list[Outcome]:
+    """Return every rank's outcome, in rank order. A rank that fails ends this process, after the others have ended."""
+    pipes = []
+    for rank in range(ranks):
+        reading, writing = os.pipe()
+        if os.fork() == 0:
+            signal_at_parents_death()
+            outcome = run(rank, ranks, file, rounds)
+            os.write(writing, msgspec.json.encode(outcome))  # less than a pipe holds
+            os._exit(0)  # an exception ends it otherwise, and is printed
+        os.close(writing)
+        pipes.append(reading)
+    statuses = [os.wait()[1] for _ in range(ranks)]
+    if any(statuses):
+        sys.exit(f"ranks ended with {statuses}")
+    return [msgspec.json.decode(os.read(pipe, 1 << 16), type=Outcome) for pipe in pipes]
+
+
 if __name__ == "__main__":
     assert os.environ.get("TRITON_INTERPRET") == "1" and triton is not None
     play_device()
     chosen: dict[str, Any] = {
-        "SHARED_NUMBERS": int(sys.argv[5]),
+        "SHARED_NUMBERS": int(sys.argv[4]),
         "CHANNELS": FEW_CHANNELS,
         "_SMALL_BLOCK": 256,
         "LEAST_PART": 20,
@@ -221,4 +242,4 @@ if __name__ == "__main__":
         setattr(push_exchange, name, value)
     for name, value in {"CHANNELS": FEW_CHANNELS, "ROW_WORDS": 4, "_ROW_WORDS": tl.constexpr(4)}.items():
         setattr(push_rows, name, value)
-    print(msgspec.json.encode(run(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))).decode())
+    print(msgspec.json.encode(forked(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))).decode())

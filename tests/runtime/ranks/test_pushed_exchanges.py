@@ -20,24 +20,16 @@ def outcomes(ranks: int, rounds: int, folder: Path, shared: int = 1 << 30) -> li
     file = folder / "mailboxes"
     with file.open("wb") as made:
         made.truncate(carved(None, ranks)[2])
-    command = [sys.executable, "-m", "tests.runtime.ranks.pushed_exchanges"]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(ranks), str(file), str(rounds), str(shared)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=os.environ | {"TRITON_INTERPRET": "1"},
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        said = [process.communicate(timeout=240) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    assert all(process.returncode == 0 for process in processes), [error.decode() for _, error in said]
-    return [msgspec.json.decode(out, type=Outcome) for out, _ in said]
+    command = [sys.executable, "-m", "tests.runtime.ranks.pushed_exchanges", str(ranks), str(file), str(rounds)]
+    process = subprocess.run(
+        [*command, str(shared)],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        timeout=240,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr.decode()
+    return msgspec.json.decode(process.stdout, type=list[Outcome])
 
 
 @pytest.mark.parametrize(
