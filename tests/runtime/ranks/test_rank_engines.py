@@ -45,17 +45,17 @@ ASKED: dict[int, SamplingParams] = {
 DEPTHS = (0, 1, 2, 4)
 # Models, numbers of ranks and depths.
 CELLS = (
-    ("llama", 2, 0), ("llama", 2, 2), ("llama", 4, 1), ("llama", 4, 4),
+    ("llama", 2, 2), ("llama", 4, 1), ("llama", 4, 4),
     *(
-        pytest.param("llama", of, depth, marks=pytest.mark.large)
-        for of, depths in ((2, (1, 4)), (4, (0, 2)))
+        pytest.param(name, of, depth, marks=pytest.mark.large)
+        for name, of, depths in (("llama", 2, (0, 1, 4)), ("llama", 4, (0, 2)), ("qwen3_next", 2, (0,)))
         for depth in depths
     ),
     ("mixtral_window", 2, 0), ("mixtral_window", 4, 2), ("glm4_moe_bfloat16_two_shared", 2, 2),
-    ("granite_hybrid", 2, 2), ("qwen3_next", 2, 0), ("qwen3_next", 2, 4), ("nemotron_h", 2, 1),
+    ("granite_hybrid", 2, 2), ("qwen3_next", 2, 4), ("nemotron_h", 2, 1),
 )  # fmt: skip
 # Drafters with weights (`tests.parity.drafters`), and depths without --large.
-DRAFTERS = {"eagle-1": DEPTHS, "wrapped": (4,), "mtp": (1,), "model": (2,), OVER_STATES: (0,)}
+DRAFTERS = {"eagle-1": (0,), "wrapped": (4,), "mtp": (1,), "model": (2,), OVER_STATES: (0,)}
 RECURRENT = {"granite_hybrid", "qwen3_next", "nemotron_h"}
 SNAPSHOTS: Mapping[str, Any] = {"state_snapshot_blocks": 1, "state_snapshots": 40}
 FolderOf = Callable[[str], Path]
