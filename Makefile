@@ -4,15 +4,20 @@ PYTHON ?= python3
 SEEDS ?= 200
 SCHEMAS ?= 200
 ARGS ?=
+# Of pip, which installs the package and what it needs.
+INSTALL_ARGS ?=
 # Of the demo: bundled or smollm2. An environment variable of this name means something else.
 MODEL = bundled
 
 # Of tests/runtime: what `make models` runs, what `make interpreted` runs, and what `make coverage` runs, since coverage
-# takes twice the time.
+# takes twice the time: of tests/runtime/engine, the tests that take branches which the others leave out.
 MODEL_TESTS := $(addprefix tests/runtime/,checkpoint drafters grammar models)
 KERNEL_TESTS := tests/runtime/kernels
-COVERED_TESTS := $(addprefix tests/runtime/,memory scheduler test_plan.py \
-	$(addprefix engine/test_,late_masks.py recurrent_rows.py shared_prompt_states.py))
+COVERED_TESTS := $(addprefix tests/runtime/,memory scheduler test_plan.py)
+COVERED_ENGINES := $(addprefix tests/runtime/engine/test_,\
+	late_masks.py::test_a_row_that_may_say_nothing_ends_alone \
+	recurrent_rows.py::test_with_one_snapshot_for_all_rows_borders_go_without_and_everybody_says_the_same \
+	shared_prompt_states.py::test_whoever_is_cancelled_leaves_the_others_the_state)
 
 # What mostly computes in one process, so that it may run beside other tests.
 COMPUTED := $(addprefix tests/,container cuda_graphs deploy gpu mutants project protos simulation structures) \
@@ -73,7 +78,8 @@ service: $(STAMPS)/test ## the tests of the service, but those of `make computed
 
 rest: $(STAMPS)/test ## all tests but those of `make matrix`, `service`, `models`, `interpreted`, `coverage`, `computed`, `manifests`, `lint` and `clients`
 	@$(BIN)/python -m pytest $(filter-out $(COMPUTED:%=%/) $(addprefix tests/,clients/ parity/ service/ __pycache__/),$(wildcard tests/*/)) \
-		$(wildcard tests/test_*.py) $(addprefix --ignore=,$(MODEL_TESTS) $(KERNEL_TESTS) $(COVERED_TESTS)) $(JUNIT) $(ARGS)
+		$(wildcard tests/test_*.py) $(addprefix --ignore=,$(MODEL_TESTS) $(KERNEL_TESTS) $(COVERED_TESTS)) \
+		$(addprefix --deselect=,$(COVERED_ENGINES)) $(JUNIT) $(ARGS)
 
 matrix: $(STAMPS)/test ## the short form of `make parity`, which drives several services at once
 	@$(BIN)/python -m pytest tests/parity $(JUNIT) $(ARGS)
@@ -92,7 +98,7 @@ kernels: $(STAMPS)/test ## the tests of the runtime, the large forms too; kernel
 
 coverage: $(STAMPS)/test ## branches of the scheduler, the ledger and the pools that their tests take: all of them
 	@mkdir -p .pytest_cache
-	@$(BIN)/python -m coverage run -m pytest $(COVERED_TESTS) -q --timeout 300 $(JUNIT)
+	@$(BIN)/python -m coverage run -m pytest $(COVERED_TESTS) $(COVERED_ENGINES) -q --timeout 300 $(JUNIT)
 	@$(BIN)/python -m coverage report
 
 check: format lint types imports protos ## format, lint, types, direction of imports, the contract's style and changes
@@ -227,7 +233,7 @@ $(STAMPS)/mutation: COVERS := $(STAMPS)/run $(STAMPS)/test
 $(STAMPS)/run $(STAMPS)/test $(STAMPS)/dev $(STAMPS)/mutation: $(BUILD_INPUTS) | $(STAMPS)/venv
 	@echo "installing runahead$(EXTRAS) into $(VENV) (minutes the first time)"
 	@$(BIN)/python -m pip uninstall --quiet --quiet --yes runahead # the name that this distribution once had
-	@$(BIN)/python -m pip install --quiet --editable '.$(EXTRAS)'
+	@$(BIN)/python -m pip install --quiet $(INSTALL_ARGS) --editable '.$(EXTRAS)'
 	@touch $(COVERS) $@
 
 # Without the mark where something is missing, so that the next run looks for it again. What npm installs is not in .venv,

@@ -175,17 +175,19 @@ def commands_of(target: str) -> str:
     return done.stdout
 
 
+def words_of(target: str) -> list[str]:
+    """The arguments of the target's pytest."""
+    lines = commands_of(target).replace("\\\n", " ").splitlines()
+    return [word for line in lines if "pytest" in line.split() for word in line.split()]
+
+
 def files_of(target: str) -> set[Path]:
-    """The files that the target's pytest is given."""
-    found: set[Path] = set()
-    for line in commands_of(target).replace("\\\n", " ").splitlines():
-        words = line.split()
-        if "pytest" in words:
-            given = {ROOT / word for word in words if word.startswith("tests/")}
-            left_out = {ROOT / word.partition("=")[2] for word in words if word.startswith("--ignore=")}
-            files = {file for path in given for file in ([path] if path.is_file() else path.rglob("test_*.py"))}
-            found |= {file for file in files if not left_out & {file, *file.parents}}
-    return found
+    """The files that the target's pytest is given as a whole."""
+    words = words_of(target)
+    given = {ROOT / word for word in words if word.startswith("tests/")}
+    left_out = {ROOT / word.partition("=")[2] for word in words if word.startswith("--ignore=")}
+    files = {file for path in given for file in ([path] if path.is_file() else path.rglob("test_*.py"))}
+    return {file for file in files if not left_out & {file, *file.parents}}
 
 
 def test_each_test_runs_in_one_stage() -> None:
@@ -194,6 +196,15 @@ def test_each_test_runs_in_one_stage() -> None:
     times = Counter(file for target in TARGETS for file in files_of(target))
     assert {file for file, count in times.items() if count > 1} == set()
     assert set((ROOT / "tests").rglob("test_*.py")) - times.keys() == set()
+
+
+def test_a_test_that_another_stage_takes_from_its_file_is_deselected_there() -> None:
+    words = {target: words_of(target) for target in TARGETS}
+    taken = {word for given in words.values() for word in given if word.startswith("tests/") and "::" in word}
+    left_out = {word.partition("=")[2] for given in words.values() for word in given if word.startswith("--deselect=")}
+    assert taken == left_out
+    for file, _, name in (test.partition("::") for test in taken):
+        assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("target", [*TARGETS[1:], "test"])
