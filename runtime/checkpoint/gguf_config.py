@@ -223,8 +223,8 @@ def _are_llama3(factors: NDArray[np.float32], largest: float, theta: float, head
         return False
     frequencies = theta ** -(np.arange(0, head_dim, 2) / head_dim)
     turns = _ORIGINAL * frequencies / (2 * np.pi)
-    share = np.clip((turns - _LOW) / (_HIGH - _LOW), 0.0, 1.0)
-    return bool(np.allclose(factors, 1 / ((1 - share) / largest + share), rtol=1e-4, atol=0))
+    fraction = np.clip((turns - _LOW) / (_HIGH - _LOW), 0.0, 1.0)
+    return bool(np.allclose(factors, 1 / ((1 - fraction) / largest + fraction), rtol=1e-4, atol=0))
 
 
 def _end_tokens(metadata: Metadata) -> list[int]:

@@ -17,13 +17,13 @@ import torch
 from numpy.typing import NDArray
 
 
-class ShareError(ValueError):
+class ShardError(ValueError):
     """Ranks can't have equal parts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """The part of rank `rank` of `of` ranks. Raises ShareError for an invalid rank.
+class Shard:
+    """The part of rank `rank` of `of` ranks. Raises ShardError for an invalid rank.
 
     Additions to the residual are partial sums, which are summed over ranks. A bias is added by the first rank.
     """
@@ -33,7 +33,7 @@ class Share:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.of:
-            raise ShareError(f"there is no rank {self.rank} of {self.of}; ranks are numbered from 0 on")
+            raise ShardError(f"there is no rank {self.rank} of {self.of}; ranks are numbered from 0 on")
 
     @property
     def is_whole(self) -> bool:
@@ -45,31 +45,31 @@ class Share:
 
     def part_of(self, count: int, what: str) -> range:
         """Return the rank's own of `count` things: adjacent, equally many for each rank. what: their name in the error.
-        Raises ShareError.
+        Raises ShardError.
         """
         each, rest = divmod(count, self.of)
         if rest:
-            raise ShareError(
+            raise ShardError(
                 f"{self.of} ranks can't have equal parts of {count} {what}; the number of ranks must divide {count}"
             )
         return range(self.rank * each, (self.rank + 1) * each)
 
     def kv_heads_of(self, count: int) -> range:
         """Return the KV heads of the rank's query heads. With fewer KV heads than ranks, several ranks have the same
-        head. Raises ShareError if neither number divides the other.
+        head. Raises ShardError if neither number divides the other.
         """
         if count >= self.of:
             return self.part_of(count, "KV heads")
         ranks_each, rest = divmod(self.of, count)
         if rest:
-            raise ShareError(
+            raise ShardError(
                 f"{self.of} ranks can't repeat {count} KV heads equally; the number of KV heads must divide {self.of}"
             )
         head = self.rank // ranks_each
         return range(head, head + 1)
 
 
-WHOLE: Final = Share()
+WHOLE: Final = Shard()
 
 
 class RanksError(RuntimeError):
@@ -80,7 +80,7 @@ class Ranks(Protocol):
     """The exchange as one rank sees it."""
 
     @property
-    def share(self) -> Share: ...
+    def shard(self) -> Shard: ...
 
     def reduce(self, partial: torch.Tensor) -> None:
         """Replace `partial` by the sum of the ranks' partials, as `fold` defines it. float32, or bfloat16 on a GPU,
@@ -133,7 +133,7 @@ class DeviceRanks(Ranks, Protocol):
 class OneRank:
     """The exchange of a model that is whole: nothing to do."""
 
-    share: Final = WHOLE
+    shard: Final = WHOLE
 
     def reduce(self, partial: torch.Tensor) -> None:
         pass

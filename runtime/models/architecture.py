@@ -15,7 +15,7 @@ import torch
 from runahead.runtime.checkpoint import StoredTensor
 from runahead.runtime.kernels.layers import Attention, FeedForward, Fuse, Layer, Linear, Norm
 from runahead.runtime.kernels.quantized_weight import QuantizedWeight
-from runahead.runtime.kernels.ranks import WHOLE, Share
+from runahead.runtime.kernels.ranks import WHOLE, Shard
 from runahead.runtime.models.config.keys import Unread
 from runahead.runtime.models.config.model_config import BY_LAYER, ModelConfig, with_layers
 from runahead.runtime.models.rope import Rope
@@ -107,7 +107,7 @@ class TensorReader:
     """Gives an architecture the tensors that it names, in order.
 
     fill: makes the rank's part of a stack: read, random, or without memory in a description. pack: see
-    `KernelSet.pack_weight`. share: the rank's part of the model. quantized: makes the rank's part of a stack that stays
+    `KernelSet.pack_weight`. shard: the rank's part of the model. quantized: makes the rank's part of a stack that stays
     quantized, None for others. kv_scales: reads the scales of FP8 keys and values, float32 [2, kv_heads], by the prefix
     of an attention's tensors and its KV heads; None: without FP8. shared: EMBEDDING and LM_HEAD, where a draft head
     reads them. parameters: numbers in the tensors given so far, each counted whole.
@@ -117,14 +117,14 @@ class TensorReader:
         self,
         fill: Callable[[TensorStack], torch.Tensor],
         pack: Callable[[torch.Tensor], torch.Tensor],
-        share: Share = WHOLE,
+        shard: Shard = WHOLE,
         quantized: Callable[[TensorStack], QuantizedWeight | None] = lambda stack: None,
         kv_scales: KvScales | None = None,
         shared: Collection[str] = (),
     ):
         self._fill = fill
         self.pack = pack
-        self.share = share
+        self.shard = shard
         self._quantized = quantized
         self._kv_scales = kv_scales
         self._shared = shared
@@ -142,7 +142,7 @@ class TensorReader:
         return TensorReader(
             lambda stack: self._fill(theirs(stack)),
             self.pack,
-            self.share,
+            self.shard,
             lambda stack: self._quantized(theirs(stack)),
             None if scales is None else lambda prefix, kv_heads: scales(rename(prefix), kv_heads),
             self._shared,
@@ -166,9 +166,9 @@ class TensorReader:
 
     def of_tokens(self, name: str, vocab: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the rank's rows of a matrix with one for each token, and what a draft head reads: the whole matrix, of
-        which the rows are a part, if it is shared, else the rows. Raises ShareError.
+        which the rows are a part, if it is shared, else the rows. Raises ShardError.
         """
-        own = self.share.part_of(vocab, "tokens of the vocabulary")
+        own = self.shard.part_of(vocab, "tokens of the vocabulary")
         if name in self._shared:
             whole = self.tensor((name,), (vocab,), columns)
             return whole[own.start : own.stop], whole
@@ -194,11 +194,11 @@ class TensorReader:
 
     def kv_scales(self, prefix: str, kv_heads: int) -> torch.Tensor | None:
         """Return the scales of the rank's KV heads: see `Attention.kv_scales`. prefix: of the attention's tensor names.
-        kv_heads: of all ranks. Raises CheckpointError, ShareError.
+        kv_heads: of all ranks. Raises CheckpointError, ShardError.
         """
         if self._kv_scales is None:
             return None
-        own = self.share.kv_heads_of(kv_heads)
+        own = self.shard.kv_heads_of(kv_heads)
         return self._kv_scales(prefix, kv_heads)[:, own.start : own.stop].contiguous()
 
     def linear(
@@ -228,7 +228,7 @@ class TensorReader:
             weight = self.pack(weight if order is None else in_order(weight, order))
         # Every rank requests it, so that random weights are equal on all of them.
         added = self.tensor(tuple(f"{name}.bias" for name in names), rows, own=own) if bias else None
-        return Linear(weight, added if inputs is None or self.share.is_first else None, found)
+        return Linear(weight, added if inputs is None or self.shard.is_first else None, found)
 
     def linear_and_row(self, name: str, row: str, outputs: int, columns: int) -> tuple[Linear, torch.Tensor]:
         """Return a product without a bias, and a vector, [columns], from a matrix of one row. They share one tensor if

@@ -60,7 +60,7 @@ class Decoder:
     @property
     def logit_width(self) -> int:
         """The columns of `logits`."""
-        return self.config.vocab_size if self.ranks.share.is_first else 0
+        return self.config.vocab_size if self.ranks.shard.is_first else 0
 
     def make_cache(
         self, num_blocks: int, block_size: int, state_slots: int = 0, snapshots: int = 0, drafts: int = 0

@@ -39,11 +39,11 @@ def load_model(
     dtype = config.dtype if dtype is None else dtype
     if load_format == "dummy":
         weights = dummy_weights(
-            config, dtype, device, kernels.pack_weight, share=ranks.share, quantize=quantize, kv_dtype=kv_dtype,
+            config, dtype, device, kernels.pack_weight, shard=ranks.shard, quantize=quantize, kv_dtype=kv_dtype,
             shared=shared,
         )  # fmt: skip
     else:
         weights = load_weights(
-            checkpoint, config, dtype, device, kernels.pack_weight, progress, ranks.share, quantize, kv_dtype, shared
+            checkpoint, config, dtype, device, kernels.pack_weight, progress, ranks.shard, quantize, kv_dtype, shared
         )
     return Decoder(config, weights, kernels, positions, ranks)

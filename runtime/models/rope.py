@@ -91,9 +91,9 @@ def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
     Source: the reference code of Llama 3.1, `apply_scaling`.
     """
     turns = scaling.original_positions * frequencies / (2 * math.pi)  # over the original context
-    share = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    share = share.clamp(0.0, 1.0)
-    return (1.0 - share) * frequencies / scaling.factor + share * frequencies
+    fraction = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    fraction = fraction.clamp(0.0, 1.0)
+    return (1.0 - fraction) * frequencies / scaling.factor + fraction * frequencies
 
 
 def _yarn(frequencies: torch.Tensor, theta: float, scaling: RopeScaling) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 
 from runahead.runtime.checkpoint import Checkpoint, StoredTensor
 from runahead.runtime.kernels.layer_products import kinds_that_stay
-from runahead.runtime.kernels.ranks import Share
+from runahead.runtime.kernels.ranks import Shard
 from runahead.runtime.models.architecture import TensorStack
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.quantized_linears import Held, held_quantized
@@ -89,7 +89,7 @@ def _stacks(
     ranks: int,
 ) -> Iterator[tuple[TensorStack, Held | None]]:
     """The stacks of tensors that a model is made of, and how each stays quantized. None: it does not."""
-    model, stacks, offered = described_stacks(config, Share(0, ranks))
+    model, stacks, offered = described_stacks(config, Shard(0, ranks))
     kinds = kinds_that_stay(model.layers, device)
     for stack in stacks:
         yield stack, held_quantized(stack, stored, dtype, device, kinds, quantize) if stack in offered else None

@@ -17,7 +17,7 @@ from runahead.runtime.checkpoint.refusals import AGAIN
 from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
 from runahead.runtime.kernels.layer_products import kinds_that_stay
 from runahead.runtime.kernels.quantized_weight import QuantizedWeight
-from runahead.runtime.kernels.ranks import WHOLE, Share, ShareError
+from runahead.runtime.kernels.ranks import WHOLE, Shard, ShardError
 from runahead.runtime.models.architecture import EMBEDDING, LM_HEAD, ModelWeights, TensorReader, TensorStack, Whole
 from runahead.runtime.models.config.model_config import ModelConfig
 from runahead.runtime.models.kv_scales import StoredKvScales
@@ -43,21 +43,21 @@ def load_weights(
     device: torch.device,
     pack: Pack,
     progress: Progress | None = None,
-    share: Share = WHOLE,
+    shard: Shard = WHOLE,
     quantize: str = "none",
     kv_dtype: str = "auto",
     shared: Collection[str] = (),
 ) -> ModelWeights:
     """Read every tensor that `config` asks for, converted to `dtype` on `device`, one after the other; matrices that
-    are quantized stay so where the device's kernels take them. share: of the model, the rank's part; only the rows and
+    are quantized stay so where the device's kernels take them. shard: of the model, the rank's part; only the rows and
     columns of this part are read from safetensors files. quantize: fp8 or int4 makes this of matrices of 16 bits or
     more. kv_dtype: fp8 reads the scales of keys and values too. shared: see `TensorReader`.
 
-    Raises ShareError where ranks can't have equal parts, CheckpointError as `check_weights`, for a tensor that can't be
+    Raises ShardError where ranks can't have equal parts, CheckpointError as `check_weights`, for a tensor that can't be
     read after all, and for a tied head that is stored and differs from the embedding.
     """
     stored = check_weights(checkpoint, config)
-    kinds = kinds_that_stay(described(config, share).layers, device.type)
+    kinds = kinds_that_stay(described(config, shard).layers, device.type)
     total = sum(tensor.size_bytes for tensor in stored.values())
     done = 0
 
@@ -87,11 +87,11 @@ def load_weights(
                 progress(done, total)
 
     scales = _kv_scales(checkpoint, config, device) if kv_dtype == "fp8" else None
-    tensors = TensorReader(fill, pack, share, quantized, None if scales is None else scales.of, shared)
+    tensors = TensorReader(fill, pack, shard, quantized, None if scales is None else scales.of, shared)
     weights = ARCHITECTURES[config.architecture].weights(config, tensors)
     if scales is not None:
         _check_all_read(config, scales)
-    first = share.rank * len(weights.embedding)
+    first = shard.rank * len(weights.embedding)
     if _has_tied_copy(config, stored) and not is_copy(stored[LM_HEAD], weights.embedding, first=first):
         raise CheckpointError(
             f"{checkpoint.path} has a tensor {checkpoint.tensor_in_file(LM_HEAD)} that differs from "
@@ -109,16 +109,16 @@ def dummy_weights(
     device: torch.device,
     pack: Pack,
     seed: int = 0,
-    share: Share = WHOLE,
+    shard: Shard = WHOLE,
     quantize: str = "none",
     kv_dtype: str = "auto",
     shared: Collection[str] = (),
 ) -> ModelWeights:
     """Random weights of the configured shape, the same for the same seed: norms near 1, products that keep scale.
-    share: the rank's part of them, which are the same numbers for any number of ranks. quantize, kv_dtype, shared:
+    shard: the rank's part of them, which are the same numbers for any number of ranks. quantize, kv_dtype, shared:
     as `load_weights`; scales of keys and values are 1."""
     fill = drawing(dtype, device, seed)
-    kinds = kinds_that_stay(described(config, share).layers, device.type)
+    kinds = kinds_that_stay(described(config, shard).layers, device.type)
 
     def quantized(stack: TensorStack) -> QuantizedWeight | None:
         form = held_quantized(stack, {}, dtype, device.type, kinds, quantize)
@@ -126,7 +126,7 @@ def dummy_weights(
 
     scales = StoredKvScales({}, device).of if kv_dtype == "fp8" else None
     return ARCHITECTURES[config.architecture].weights(
-        config, TensorReader(fill, pack, share, quantized, scales, shared)
+        config, TensorReader(fill, pack, shard, quantized, scales, shared)
     )
 
 
@@ -148,14 +148,14 @@ def drawing(dtype: torch.dtype, device: torch.device, seed: int = 0) -> Callable
     return fill
 
 
-def described(config: ModelConfig, share: Share = WHOLE) -> ModelWeights:
+def described(config: ModelConfig, shard: Shard = WHOLE) -> ModelWeights:
     """The model that `config` asks for, its tensors without memory or values (torch's device `meta`), not packed.
-    share: as `load_weights` has it. Raises ShareError."""
-    return described_stacks(config, share)[0]
+    shard: as `load_weights` has it. Raises ShardError."""
+    return described_stacks(config, shard)[0]
 
 
 def described_stacks(
-    config: ModelConfig, share: Share = WHOLE
+    config: ModelConfig, shard: Shard = WHOLE
 ) -> tuple[ModelWeights, list[TensorStack], set[TensorStack]]:
     """Return `described`, the stacks of tensors that the model is made of, and the stacks of matrices that may stay
     quantized."""
@@ -166,7 +166,7 @@ def described_stacks(
         stacks.append(stack)
         return torch.empty(stack.own_shape, dtype=stack.dtype, device="meta")
 
-    tensors = TensorReader(fill, lambda weight: weight, share, offered.add)
+    tensors = TensorReader(fill, lambda weight: weight, shard, offered.add)
     return ARCHITECTURES[config.architecture].weights(config, tensors), stacks, offered
 
 
@@ -315,11 +315,11 @@ def why_not_divided(config: ModelConfig, ranks: int) -> str:
     """
     try:
         part_of(config, ranks)
-    except ShareError as error:
+    except ShardError as error:
         return str(error)
     return ""
 
 
 def part_of(config: ModelConfig, ranks: int) -> ModelWeights:
     """Describe the first rank's part of the model (`described`)."""
-    return described(config, Share(0, ranks))
+    return described(config, Shard(0, ranks))

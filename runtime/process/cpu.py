@@ -120,7 +120,7 @@ def make_on_cpu(
     made = MadeOnDevice(config, why_sizes, model, blocks, device, poison, masks, snapshots=snapshots)
     if head is None:
         return made
-    return replace(made, draft_step=head.step_share, draft_parameters=head.parameters)
+    return replace(made, draft_step=head.step_fraction, draft_parameters=head.parameters)
 
 
 def delays(config: EngineConfig, rank: int) -> Callable[[], None]:
@@ -144,7 +144,7 @@ def host_program(
     masks: MaskWorker | None,
 ) -> HostProgram:
     """Make a rank's program with a pool of this many blocks. The first rank drafts for all."""
-    is_first = model.ranks.share.is_first
+    is_first = model.ranks.shard.is_first
     return HostProgram(
         model,
         rings,

@@ -147,7 +147,7 @@ def _make(
     made = MadeOnDevice(
         config, why_sizes, model, blocks, served, None, masks, draft_rows=make.draft_rows, snapshots=snapshots
     )
-    return made if head is None else replace(made, draft_step=head.step_share, draft_parameters=head.parameters)
+    return made if head is None else replace(made, draft_step=head.step_fraction, draft_parameters=head.parameters)
 
 
 def _rings(config: EngineConfig, layout: RingLayout) -> RingMemory:

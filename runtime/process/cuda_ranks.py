@@ -34,7 +34,7 @@ def joined(rank: int, segment: Segment, memory: memoryview, handles_of: Callable
     own, device = segment.views.words[rank], torch.device("cuda", torch.cuda.current_device())
     stop = segment.views.host[ABORT : ABORT + 1]
     counters = make_counters(device, stop, own[FAULT : FAULT_PEER + 1], own[WAITED : WAITED + 1])
-    return GpuRanks(mailbox.share, boxes, counters)
+    return GpuRanks(mailbox.shard, boxes, counters)
 
 
 def captured(device: CudaDevice, exchange: Ranks, limit_s: float) -> str:

@@ -51,7 +51,7 @@ def memory_facts(
 
 TRIAL_BLOCKS: Final = 2  # the null block and one more, the only ones that trial launches write
 _MIB: Final = 1 << 20
-_OVERHEAD_SHARE: Final = 0.03  # of the device's memory
+_OVERHEAD_FRACTION: Final = 0.03  # of the device's memory
 _LEAST_OVERHEAD: Final = 768 * _MIB
 _SMALLER: Final = (9, 10)  # the second attempt's pool relative to the first one's
 # Libraries' messages for a lack of memory: CUDA's driver and libraries, torch's CPU allocator.
@@ -83,7 +83,7 @@ def overhead(memory: int) -> int:
     """Return the bytes that a start leaves free on a device with this memory: for graphs that the trial does not
     capture, fragmentation, and other processes.
     """
-    return max(_LEAST_OVERHEAD, int(memory * _OVERHEAD_SHARE))
+    return max(_LEAST_OVERHEAD, int(memory * _OVERHEAD_FRACTION))
 
 
 @dataclass(frozen=True, slots=True)

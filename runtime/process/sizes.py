@@ -72,8 +72,8 @@ _PROMPT_FLOPS: Final = 590e12
 _BYTES_OF_A_WEIGHT: Final = 2
 _TOKEN_STEP: Final = 64
 _ROW_TOKENS: Final = 1024  # of each row that should fit the KV cache at once, if its context is as long
-_POOL_SHARE: Final = 0.85  # of the memory without weights
-_STATE_SHARE: Final = 0.5  # of a CPU's cache, for the states of all rows
+_POOL_FRACTION: Final = 0.85  # of the memory without weights
+_STATE_FRACTION: Final = 0.5  # of a CPU's cache, for the states of all rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def _unset(name: str) -> int:
 def _on_a_cpu(cpu: Cpu, model: ModelSize) -> dict[str, int]:
     if not model.row_bytes:
         return dict(_CPU)
-    rows = int(cpu.cache * _STATE_SHARE) // model.row_bytes
+    rows = int(cpu.cache * _STATE_FRACTION) // model.row_bytes
     return _CPU | {"max_rows": min(_CPU["max_rows"], max(1, rows))}
 
 
@@ -152,7 +152,7 @@ def _on_a_gpu(gpu: Gpu, model: ModelSize, by_prompts: int, gap_ms: int) -> dict[
     tokens = max(_LEAST_TOKENS, _power_of_two(_MOST_TOKENS * speed))
     in_gap = gap_ms / 1000 * _PROMPT_FLOPS * of_gpu / (2 * max(1, by_prompts) / _BYTES_OF_A_WEIGHT)
     mixed = max(_LEAST_TOKENS, int(in_gap) // _TOKEN_STEP * _TOKEN_STEP)
-    room = max(0, gpu.memory - model.all_weight_bytes) * _POOL_SHARE
+    room = max(0, gpu.memory - model.all_weight_bytes) * _POOL_FRACTION
     row_bytes = min(model.context, _ROW_TOKENS) * model.token_bytes + model.row_bytes
     rows = _power_of_two(room / row_bytes) if row_bytes else _MOST_ROWS
     return {

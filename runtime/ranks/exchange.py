@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runahead.runtime.kernels.ranks import ONE_RANK, Ranks, RanksError, Share, fold
+from runahead.runtime.kernels.ranks import ONE_RANK, Ranks, RanksError, Shard, fold
 from runahead.runtime.ranks.segment import EXCHANGE_SLOTS, FAULT, FAULT_PEER, STEP, WAITED, Segment, pause_after
 
 __all__ = ["ONE_RANK", "HostRanks", "Ranks", "RanksError"]
@@ -38,7 +38,7 @@ class HostRanks:
     def __init__(
         self, segment: Segment, rank: int, limit_s: float, sleep: Callable[[float], None] = time.sleep
     ) -> None:
-        self.share = Share(rank, segment.layout.ranks)
+        self.shard = Shard(rank, segment.layout.ranks)
         self._segment = segment
         self._limit_s = limit_s
         self._sleep = sleep
@@ -56,7 +56,7 @@ class HostRanks:
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         """See `Ranks.gather`."""
-        (count, width), of, is_first = part.shape, self.share.of, self.share.is_first
+        (count, width), of, is_first = part.shape, self.shard.of, self.shard.is_first
         whole = np.empty((count, of * width if is_first else 0), np.float32)
         begin = 0
         for piece in self._pieces(_flat(part.numpy()), width):
@@ -83,8 +83,8 @@ class HostRanks:
     def spread(self, words: NDArray[np.int32]) -> None:
         """See `Ranks.spread`."""
         for piece in self._pieces(_flat(words).view(np.float32), 1):
-            slot = self._write(_SPREAD, piece if self.share.is_first else None, piece.size)
-            if not self.share.is_first:
+            slot = self._write(_SPREAD, piece if self.shard.is_first else None, piece.size)
+            if not self.shard.is_first:
                 piece[:] = self._read(_SPREAD, slot, piece.size, every=False)[0][: piece.size]
 
     def _pieces(self, flat: NDArray[np.float32], width: int) -> Iterator[NDArray[np.float32]]:
@@ -97,7 +97,7 @@ class HostRanks:
         """Begin a step, with this rank's part of it if it has one. Returns the step's slot."""
         self._step += 1
         self._wait_for(self._step + 1 - EXCHANGE_SLOTS, call, self._steps)
-        views, slot, rank = self._segment.views, self._step % EXCHANGE_SLOTS, self.share.rank
+        views, slot, rank = self._segment.views, self._step % EXCHANGE_SLOTS, self.shard.rank
         if part is not None:
             size = part.size
             views.parts[slot, rank, :size] = part
@@ -107,13 +107,13 @@ class HostRanks:
 
     def _read(self, call: int, slot: int, size: int, *, every: bool) -> NDArray[np.float32]:
         """The parts of every rank, or of the first alone, in rank order, once they are there."""
-        count = self.share.of if every else 1
+        count = self.shard.of if every else 1
         self._wait_for(self._step, call, self._steps[:count])
         views, expected = self._segment.views, _tag(call, size)
         for rank, tag in enumerate(views.tags[slot, :count, 0].tolist()):
             if tag != expected:
                 raise RanksError(
-                    f"rank {rank} is at another exchange than rank {self.share.rank}: step {self._step} is "
+                    f"rank {rank} is at another exchange than rank {self.shard.rank}: step {self._step} is "
                     f"{_named(tag)} there and {_named(expected)} here"
                 )
         return views.parts[slot, :count]
@@ -124,7 +124,7 @@ class HostRanks:
         begun = 0
         while int(steps.min()) < step:
             if self._segment.aborted:
-                raise RanksError(f"rank {self.share.rank} was stopped in step {self._step}")
+                raise RanksError(f"rank {self.shard.rank} was stopped in step {self._step}")
             tries += 1
             if not (pause := pause_after(tries, _PAUSES)):
                 continue
@@ -137,7 +137,7 @@ class HostRanks:
                 self._own[FAULT_PEER] = late
                 self._own[FAULT] = self._step
                 raise RanksError(
-                    f"rank {self.share.rank} has waited {self._limit_s:g} s for rank {late} in step {self._step} "
+                    f"rank {self.shard.rank} has waited {self._limit_s:g} s for rank {late} in step {self._step} "
                     f"({_CALLS[call]})"
                 )
         if begun:

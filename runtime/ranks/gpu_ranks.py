@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runahead.runtime.kernels.ranks import Share
+from runahead.runtime.kernels.ranks import Shard
 from runahead.runtime.kernels.triton.ranks.push_exchange import CAPACITY, push_reduce, push_reduce_add
 from runahead.runtime.kernels.triton.ranks.push_rows import ROW_WORDS, WORDS, push_best, push_gather, push_spread
 from runahead.runtime.kernels.triton.ranks.waits import (
@@ -59,14 +59,14 @@ class Mailbox:
     """This rank's, in memory of the current GPU, empty. handle: by which peers open it."""
 
     def __init__(self, rank: int, ranks: int, runtime: CudaRuntime) -> None:
-        self.share = share = Share(rank, ranks)
+        self.shard = shard = Shard(rank, ranks)
         self._runtime = runtime
-        offsets, size = _offsets(share.of, share.is_first)
+        offsets, size = _offsets(shard.of, shard.is_first)
         self._address = runtime.allocate(size)
         self.handle = runtime.handle(self._address)
         self.size = size
         for name, (dtype, count) in _PARTS.items():
-            number = count(share.of, share.is_first)
+            number = count(shard.of, shard.is_first)
             if number:
                 self._own(name, dtype, number, offsets).fill_(_EMPTY if name == "parts" else 0)
         torch.cuda.synchronize()  # before any peer knows of it
@@ -77,9 +77,9 @@ class Mailbox:
 
     def joined(self, handles: Sequence[bytes]) -> Mailboxes:
         """All ranks' mailboxes. handles: by rank."""
-        ranks = self.share.of
+        ranks = self.shard.of
         bases = [
-            self._address if rank == self.share.rank else self._runtime.open(handle)
+            self._address if rank == self.shard.rank else self._runtime.open(handle)
             for rank, handle in enumerate(handles)
         ]
         found: dict[str, Any] = {
@@ -89,7 +89,7 @@ class Mailbox:
             for name, (dtype, _) in _PARTS.items()
         }
         found["whole"] = found["whole"][0]
-        if self.share.is_first:
+        if self.shard.is_first:
             found["whole"] = self._own("whole", torch.float32, GATHER_BYTES // 4, _offsets(ranks, True)[0])
         return Mailboxes(**found)
 
@@ -115,8 +115,8 @@ def make_counters(
 class GpuRanks:
     """The exchange as one rank's GPU has it. Until `limit` is called, a wait may take START_LIMIT_S."""
 
-    def __init__(self, share: Share, boxes: Mailboxes, counters: Counters, gather_numbers: int = GATHER_BYTES // 4):
-        self.share = share
+    def __init__(self, shard: Shard, boxes: Mailboxes, counters: Counters, gather_numbers: int = GATHER_BYTES // 4):
+        self.shard = shard
         self._boxes, self._counters, self._gather_numbers = boxes, counters, gather_numbers
         self._noted = sha256()
         self.limit(START_LIMIT_S)
@@ -138,7 +138,7 @@ class GpuRanks:
     def reduce(self, partial: torch.Tensor) -> None:
         """See `Ranks.reduce`. bfloat16."""
         self._note("reduce", partial.numel())
-        push_reduce(partial, self.share.rank, self._boxes, self._counters)
+        push_reduce(partial, self.shard.rank, self._boxes, self._counters)
 
     def reduce_add(
         self,
@@ -151,7 +151,7 @@ class GpuRanks:
         """See `DeviceRanks.reduce_add`."""
         self._note("reduce", partial.numel())
         return push_reduce_add(
-            partial, residual, following, scaled, squares, self.share.rank, self._boxes, self._counters
+            partial, residual, following, scaled, squares, self.shard.rank, self._boxes, self._counters
         )
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
@@ -163,13 +163,13 @@ class GpuRanks:
         rows = part.shape[0] if indexes is None else indexes.shape[0]
         whole_width = len(self._boxes.parts) * part.shape[1]
         most = self._gather_numbers // whole_width
-        found = part.new_empty((rows, whole_width)) if rows > most and self.share.is_first else None
+        found = part.new_empty((rows, whole_width)) if rows > most and self.shard.is_first else None
         for begin in range(0, rows, most):
             there, count = slice(begin, begin + most), min(rows - begin, most)
             self._note("gather", count * part.shape[1])
             own, taken = (part[there], None) if indexes is None else (part, indexes[there])
-            push_gather(own, taken, self.share.rank, self._boxes, self._counters)
-            if self.share.is_first:
+            push_gather(own, taken, self.shard.rank, self._boxes, self._counters)
+            if self.shard.is_first:
                 whole: torch.Tensor = self._boxes.whole[: count * whole_width].view(-1, whole_width)
                 if found is None:
                     return whole
@@ -179,9 +179,9 @@ class GpuRanks:
     def best(self, scores: torch.Tensor, tokens: torch.Tensor, rows: int) -> None:
         """See `DeviceRanks.best`."""
         self._note("best", rows)
-        push_best(scores, tokens, rows, self.share.rank, self._boxes, self._counters)
+        push_best(scores, tokens, rows, self.shard.rank, self._boxes, self._counters)
 
     def spread(self, words: torch.Tensor) -> None:
         """See `Ranks.spread`. A tensor on the device."""
         self._note("spread", words.numel())
-        push_spread(words, self.share.rank, self._boxes, self._counters)
+        push_spread(words, self.shard.rank, self._boxes, self._counters)

@@ -42,13 +42,13 @@ class Histogram:
         self.sum_s += float(np.add.reduce(seconds))
 
 
-def quantile(counts: Sequence[int], share: float) -> float:
+def quantile(counts: Sequence[int], fraction: float) -> float:
     """Return the time in seconds that the fraction `share` of the times do not exceed, assuming a uniform distribution
     within buckets.
 
     counts: `Histogram.counts`, not all zero. Times above every bound count as the highest bound.
     """
-    wanted, below = share * sum(counts), 0
+    wanted, below = fraction * sum(counts), 0
     for bucket, count in enumerate(counts[:-1]):
         if count and below + count >= wanted:
             low = BOUNDS_S[bucket - 1] if bucket else 0.0

@@ -147,8 +147,8 @@ def _of_kind(kind: str, launches: Sequence[trace_pb2.LaunchTrace]) -> str:
     busy = sum(_length(each.device) for each in launches if each.kind == kind)
     pairs = [(one, other) for one, other in pairwise(launches) if other.kind == kind and not other.first_after_idle]
     between = sum(idle_us(one, other) for one, other in pairs)
-    share = 100 * (between + inside) / max(busy + between, 1e-9)
-    of = f"of {busy + between:.0f} µs: {share:.1f} %"
+    fraction = 100 * (between + inside) / max(busy + between, 1e-9)
+    of = f"of {busy + between:.0f} µs: {fraction:.1f} %"
     return f"  {kind:<8}{between:.0f} µs before and at most {inside:.0f} µs inside, {of}"
 
 

@@ -159,8 +159,10 @@ def _usual(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
     yield gauge(
         "vllm:num_requests_waiting", "Requests that wait for a row, KV blocks or a penalty slot.", stats.waiting, labels
     )
-    share = held / stats.blocks_total if stats.blocks_total else 0.0
-    yield gauge("vllm:kv_cache_usage_perc", "KV blocks that requests hold, as a share of all, 0 to 1.", share, labels)
+    fraction = held / stats.blocks_total if stats.blocks_total else 0.0
+    yield gauge(
+        "vllm:kv_cache_usage_perc", "KV blocks that requests hold, as a share of all, 0 to 1.", fraction, labels
+    )
     yield gauge("vllm:cache_config_info", "What the KV cache is, in labels.", 1, labels | config)
     evicted = stats.events["evicted"].count if "evicted" in stats.events else 0
     yield counter(

@@ -215,9 +215,9 @@ class StatsFeed:
         if len(self._watchers) >= LIMITS.stats_watchers:
             sentence = f"{LIMITS.stats_watchers} calls of WatchStats are open, which is this process's limit"
             raise exhausted("WATCHERS_LIMIT", sentence, LIMITS.retry_s)
-        caller, share = current_call().caller, LIMITS.stats_watchers // 2
-        if caller and list(self._watchers.values()).count(caller) >= share:
-            sentence = f"you have {share} calls of WatchStats open, which is a caller's limit in this process"
+        caller, most = current_call().caller, LIMITS.stats_watchers // 2
+        if caller and list(self._watchers.values()).count(caller) >= most:
+            sentence = f"you have {most} calls of WatchStats open, which is a caller's limit in this process"
             raise exhausted("WATCHERS_LIMIT", sentence, LIMITS.retry_s, subject=f"caller:{caller}")
         task = asyncio.current_task()
         assert task is not None

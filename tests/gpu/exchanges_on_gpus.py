@@ -92,7 +92,7 @@ def run(rank: int, descriptor: int, timed: bool) -> list[str]:
     exchange = joined(rank, Segment(LAYOUT, memory), memory, handles_of)
     bad: list[str] = []
     for ways, shares in {"by every rank": _never, "by shares": _always}.items():
-        push_exchange._shares = shares
+        push_exchange._is_divided = shares
         if timed:
             _print_times(exchange, rank, device, ways)
         else:

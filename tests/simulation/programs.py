@@ -140,12 +140,12 @@ class SimulatedProgram(HashProgram):
     def follow(self, ranks: Ranks) -> None:
         """Be one of several ranks."""
         self.ranks = ranks
-        if not ranks.share.is_first:
+        if not ranks.shard.is_first:
             self.rows.masks = self.rows.drafter = None
 
     def copies(self, shape: LaunchShape) -> bool:
         """Return whether the ranks copy what S of this launch does to the first rank's rows."""
-        return self._masks is not None and shape.form is Form.FULL and not self.ranks.share.is_whole
+        return self._masks is not None and shape.form is Form.FULL and not self.ranks.shard.is_whole
 
     def sample(self, shape: LaunchShape) -> None:
         if not self.copies(shape):
@@ -154,7 +154,7 @@ class SimulatedProgram(HashProgram):
         _, slots = self.rows.to_sample()
         self._check_logits(slots)
         lengths = self.rows.seq_len[slots]
-        if self.ranks.share.is_first:
+        if self.ranks.shard.is_first:
             super().sample(shape)
         else:
             self.rows.begin()

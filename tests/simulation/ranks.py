@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from runahead.cuda_graphs.device import NEVER, Device, LaunchShape
 from runahead.cuda_graphs.rings import RingLayout, RingMemory, cell_tag
-from runahead.runtime.kernels.ranks import OneRank, Share
+from runahead.runtime.kernels.ranks import OneRank, Shard
 from runahead.runtime.plan import shape_of
 from runahead.runtime.ranks.ranked_device import RankedDevice
 from runahead.runtime.ranks.segment import ENDED, SAMPLED, TAIL, Segment, SegmentLayout, segment_bytes
@@ -29,13 +29,13 @@ _PACES = ((0, 0, 0, 1), (0, 1, 2), (0,) * 12 + (9,))  # steps at a look
 class Said(OneRank):
     """`Ranks` whose sums have one part: what the first rank says, which each of the others reads later."""
 
-    def __init__(self, share: Share, words: Sequence[deque[NDArray[np.int32]]]) -> None:
-        self.share = share  # type: ignore[misc]
+    def __init__(self, shard: Shard, words: Sequence[deque[NDArray[np.int32]]]) -> None:
+        self.shard = shard  # type: ignore[misc]
         self._words = words  # of each other rank, or of this one alone
 
     def spread(self, words: NDArray[np.int32]) -> None:
         for each in self._words:
-            if self.share.is_first:
+            if self.shard.is_first:
                 each.append(words.copy())
             else:
                 words[:] = each.popleft()
@@ -171,10 +171,10 @@ class Ranks:
         if self._layout.ranks == 1:
             return own
         words = [deque[NDArray[np.int32]]() for _ in range(1, self._layout.ranks)]
-        first.follow(Said(Share(0, self._layout.ranks), words))
+        first.follow(Said(Shard(0, self._layout.ranks), words))
         for rank, heard in enumerate(words, 1):
             program = make(self._segment.rings(rank))
-            program.follow(Said(Share(rank, self._layout.ranks), [heard]))
+            program.follow(Said(Shard(rank, self._layout.ranks), [heard]))
             self.followers.append(Follower(program, self._segment, rank, self._seed, self._launched))
         own.followers = self.followers
         return RankedDevice(own, self._segment, _Simulated(), self._launched)

@@ -282,14 +282,14 @@ class ReferenceBoundKernels:
 
     def _embed(self, buffers: Buffers) -> None:
         """Look up embeddings; a rank has its part of the table, and zeros for other tokens."""
-        buffers.embed(self._embedding, self._ranks.share)
+        buffers.embed(self._embedding, self._ranks.shard)
         self._ranks.reduce(buffers.residual)
 
     def _add(
         self, product: Product, x: tuple[torch.Tensor, ...], buffers: Buffers, post_norm: NormWeight | None = None
     ) -> None:
         """Add a layer's last product to the residual, after the sum over ranks and `post_norm`."""
-        if post_norm is None and self._ranks.share.is_whole:
+        if post_norm is None and self._ranks.shard.is_whole:
             product.add(x, buffers.residual)
             return
         product.write(x, buffers.branch)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import GELU_CUBE, GELU_SLOPE, AttentionShape, Norm, RopeTable
-from runahead.runtime.kernels.ranks import Share
+from runahead.runtime.kernels.ranks import Shard
 from runahead.runtime.kernels.reference.linear import Products
 
 
@@ -44,7 +44,7 @@ class RmsNorm:
     columns: NDArray[np.float32]  # [..., n, 1], x
     squares: NDArray[np.float32]  # [..., 1, 1] sums over a row
     scale: NDArray[np.float32]  # [..., 1], the same memory
-    share: np.float32  # 1 / n
+    inverse: np.float32  # 1 / n
 
     @staticmethod
     def of(x: NDArray[np.float32], out: NDArray[np.float32]) -> RmsNorm:
@@ -66,7 +66,7 @@ class RmsNorm:
         """
         scale, out = self.scale, self.out
         np.matmul(self.rows, self.columns, out=self.squares)
-        np.multiply(scale, self.share, out=scale)
+        np.multiply(scale, self.inverse, out=scale)
         np.add(scale, norm.eps, out=scale)
         np.sqrt(scale, out=scale)
         np.divide(self.x, scale, out=out)
@@ -204,14 +204,14 @@ class Buffers:
             branch_norm=RmsNorm.of(branch.numpy(), branch.numpy()),
         )
 
-    def embed(self, embedding: NDArray[np.float32], share: Share) -> None:
+    def embed(self, embedding: NDArray[np.float32], shard: Shard) -> None:
         """Copy the tokens' embeddings into the residual, zeros for other ranks' tokens. embedding: [vocab / ranks,
         hidden].
         """
         count = len(embedding)
-        indexes = self.token_ids - share.rank * count
+        indexes = self.token_ids - shard.rank * count
         np.take(embedding, indexes, axis=0, out=self.residual_array, mode="clip")
-        if not share.is_whole:
+        if not shard.is_whole:
             self.residual_array[(indexes < 0) | (indexes >= count)] = 0.0
 
     def take(self, batch: ForwardBatch) -> None:

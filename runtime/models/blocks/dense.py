@@ -10,9 +10,9 @@ from typing import Any, Final, TypeVar
 
 from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Activation, Attention, AttentionShape, Dense, Experts, Layer, Norm
-from runahead.runtime.kernels.ranks import ShareError
+from runahead.runtime.kernels.ranks import ShardError
 from runahead.runtime.models.architecture import EMBEDDING, LM_HEAD, ModelWeights, TensorReader, computed
-from runahead.runtime.models.blocks.mixer_shares import part_of_heads, part_of_width
+from runahead.runtime.models.blocks.mixer_shards import part_of_heads, part_of_width
 from runahead.runtime.models.blocks.partial_rope import norm_in_order, order_of_qkv, rotated_of
 from runahead.runtime.models.config.keys import READ_BY_ALL
 from runahead.runtime.models.config.model_config import ModelConfig
@@ -77,7 +77,7 @@ def read_dense(
     eps: float = 1e-6,
     tied: bool = False,
     rope: RopeReader = rope,
-    share: float | None = None,
+    rotary_fraction: float | None = None,
     required_activation: tuple[str, str] = ("hidden_act", "silu"),
     flags: tuple[str, ...] = (),
     **more: Any,
@@ -86,9 +86,9 @@ def read_dense(
 
     query_heads, kv_heads, positions, head_dim, vocab, eps, tied: defaults of missing keys. None: as many KV heads as
     query heads, and hidden_size divided by these; the number of query heads and positions are then required. rope:
-    reads theta and its scaling. share: rotated fraction of a head; None: all. required_activation: key and the only
-    supported value; the layer's is an argument of `feed_forward`. flags: keys of biases, false if missing. more: fields
-    of `kind` in addition to `DenseConfig`'s. Raises CheckpointError.
+    reads theta and its scaling. rotary_fraction: rotated fraction of a head; None: all. required_activation: key and
+    the only supported value; the layer's is an argument of `feed_forward`. flags: keys of biases, false if missing.
+    more: fields of `kind` in addition to `DenseConfig`'s. Raises CheckpointError.
     """
     key, only = required_activation
     if raw.get(key, only) != only:
@@ -102,7 +102,7 @@ def read_dense(
     if head_dim % 2:
         raise CheckpointError(f"head_dim must be even, and is {head_dim}")
     theta, scaling = rope(raw, fields["max_position_embeddings"])
-    check_factors(scaling, int(head_dim * (1.0 if share is None else share)) // 2)
+    check_factors(scaling, int(head_dim * (1.0 if rotary_fraction is None else rotary_fraction)) // 2)
     return kind(
         **fields,
         intermediate_size=number(raw, "intermediate_size", int),
@@ -113,7 +113,7 @@ def read_dense(
         rope_theta=theta,
         rope_scaling=scaling,
         windows=windows(raw, architecture, fields["num_layers"]),
-        rotated=None if share is None else rotated_of(head_dim, share),
+        rotated=None if rotary_fraction is None else rotated_of(head_dim, rotary_fraction),
         **{**more, **{key: flag(raw, key) for key in flags}},
     )
 
@@ -202,7 +202,7 @@ def dense_weights(
     final_norm: str = "model.norm",
 ) -> ModelWeights:
     """Build the embedding, the layers and the head, or the rank's part of them. ropes: empty: the configuration's.
-    Raises ShareError.
+    Raises ShardError.
     """
     vocab, hidden = config.vocab_size, config.hidden_size
     embedding, whole_embedding = tensors.of_tokens(EMBEDDING, vocab, hidden)
@@ -242,15 +242,15 @@ def attention(
     head_norms: normalize queries and keys, each head, or all heads of a token together if norms_span_heads.
     projections: tensor names of queries, keys and values, or of one for all. scale: of the scores; None: 1 /
         sqrt(head_dim). rope: index of the model's. norm, post_norm: tensor names. inputs: of queries, keys and values;
-        0: hidden_size. Raises ShareError.
+        0: hidden_size. Raises ShardError.
     """
     begin = f"model.layers.{layer}."
     prefix, hidden, eps = f"{begin}self_attn.", config.hidden_size, config.rms_norm_eps
     qkv_bias = config.attention_bias if qkv_bias is None else qkv_bias
     output_bias = config.attention_bias if output_bias is None else output_bias
-    if norms_span_heads and not tensors.share.is_whole:
-        raise ShareError(
-            f"{tensors.share.of} ranks can't have parts of {config.architecture}: its norms of queries and keys are "
+    if norms_span_heads and not tensors.shard.is_whole:
+        raise ShardError(
+            f"{tensors.shard.of} ranks can't have parts of {config.architecture}: its norms of queries and keys are "
             "taken over all heads of a token, which no rank has"
         )
     scale = config.head_dim**-0.5 if scale is None else scale
@@ -259,7 +259,7 @@ def attention(
     rows: tuple[int, ...] = (shape.q_size, shape.kv_size, shape.kv_size)
     rows = rows if len(projections) == len(rows) else (sum(rows),)
     names = tuple(prefix + name for name in projections)
-    part, outputs, attended = part_of_heads(shape, tensors.share)
+    part, outputs, attended = part_of_heads(shape, tensors.shard)
     order = order_of_qkv(shape, config.rotated)
     if outputs is not None:
         order = outputs if order is None else order[outputs]
@@ -299,7 +299,7 @@ def feed_forward(
     begin, hidden, width = f"model.layers.{layer}.", config.hidden_size, config.intermediate_size
     prefix, eps, bias = f"{begin}{block}.", config.rms_norm_eps, config.mlp_bias
     rows = (width, width) if len(projections) == 2 else (2 * width,)
-    outputs, inputs = part_of_width(width, tensors.share)
+    outputs, inputs = part_of_width(width, tensors.shard)
     return Dense(
         None if norm is None else tensors.norm(begin + norm, hidden, eps),
         tensors.linear(tuple(prefix + name for name in projections), rows, hidden, bias=bias, own=outputs),

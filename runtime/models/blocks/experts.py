@@ -16,7 +16,7 @@ from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import ExpertActivation, Experts, Linear, Norm, SharedExpert
 from runahead.runtime.models.architecture import TensorReader
 from runahead.runtime.models.blocks.dense import READ_BY_DENSE, DenseConfig
-from runahead.runtime.models.blocks.mixer_shares import part_of_width
+from runahead.runtime.models.blocks.mixer_shards import part_of_width
 from runahead.runtime.models.config.keys import unread
 from runahead.runtime.models.config.values import flag, listed_layers, number
 
@@ -79,7 +79,7 @@ def experts(
     router: Linear | None = None,
 ) -> Experts:
     """Build a layer's experts, or the rank's part of their widths. block: tensor prefix of experts and router.
-    projections: names of gate, up and down. router: None: read it here. Raises ShareError.
+    projections: names of gate, up and down. router: None: read it here. Raises ShardError.
     """
     own, hidden = f"model.layers.{layer}.", config.hidden_size
     each = [f"{own}{block}.experts.{number}." for number in range(config.experts)]
@@ -96,10 +96,10 @@ def experts_of(
 ) -> Experts:  # fmt: skip
     """Build experts without a shared one, or the rank's part of their widths. each: tensor prefix of each expert.
     projections: names of gate and up, or of the projection instead, and of down. size: intermediate size. Raises
-    ShareError.
+    ShardError.
     """
     *first, last = projections
-    outputs, inputs = part_of_width(size, tensors.share, pieces=len(first), what=_OF_AN_EXPERT)
+    outputs, inputs = part_of_width(size, tensors.shard, pieces=len(first), what=_OF_AN_EXPERT)
     names = [tuple(prefix + name for name in first) for prefix in each]
     return Experts(
         norm=norm,
@@ -208,7 +208,7 @@ def corrected_experts(
     shared_bias: bool = False,
 ) -> Experts:
     """Build a layer's experts and shared expert, or the rank's part of their widths. first: names of gate and up, or of
-    the projection instead. shared_bias: of the shared expert. Raises ShareError.
+    the projection instead. shared_bias: of the shared expert. Raises ShardError.
     """
     own, count, projections = f"model.layers.{layer}.", config.experts, (*first, "down_proj")
     block = f"{own}mlp."
@@ -241,11 +241,11 @@ def shared_expert(
 ) -> SharedExpert:
     """Build a layer's shared expert, or the rank's part of its width. projections: names of gate and up, or of the
     projection instead, and of down. pieces: of the first product if one tensor has several; 0: one a tensor. gate:
-    [hidden]. dequantized: see `TensorReader.linear`. Raises ShareError.
+    [hidden]. dequantized: see `TensorReader.linear`. Raises ShardError.
     """
     *first, last = (prefix + name for name in projections)
     pieces = pieces or len(first)
-    outputs, inputs = part_of_width(width, tensors.share, pieces=pieces, what="intermediate numbers of a shared expert")
+    outputs, inputs = part_of_width(width, tensors.shard, pieces=pieces, what="intermediate numbers of a shared expert")
     rows = (pieces * width // len(first),) * len(first)
     return SharedExpert(
         tensors.linear(tuple(first), rows, hidden, bias=bias, own=outputs, dequantized=dequantized),

@@ -13,7 +13,7 @@ from runahead.runtime.checkpoint import CheckpointError
 from runahead.runtime.kernels.layers import Mamba2, Mamba2Shape, Norm
 from runahead.runtime.models.architecture import TensorReader, computed
 from runahead.runtime.models.blocks.dense import READ_BY_DENSE, DenseConfig
-from runahead.runtime.models.blocks.mixer_shares import part_of_mamba2
+from runahead.runtime.models.blocks.mixer_shards import part_of_mamba2
 from runahead.runtime.models.config.keys import unread
 from runahead.runtime.models.config.values import flag, number
 
@@ -81,11 +81,11 @@ def read_limits(raw: Mapping[str, Any]) -> tuple[float, float]:
 
 def mamba2(config: Mamba2Config, layer: int, tensors: TensorReader, *, eps: float | None = None) -> Mamba2:
     """Build a layer's recurrent mixer, or the rank's heads of it. eps: of the inner norm; None: of the others. Raises
-    ShareError.
+    ShardError.
     """
     own = f"model.layers.{layer}."
     prefix, shape, hidden = f"{own}mamba.", config.mamba, config.hidden_size
-    part, channels, bias = part_of_mamba2(shape, tensors.share), (shape.channels,), config.proj_bias
+    part, channels, bias = part_of_mamba2(shape, tensors.shard), (shape.channels,), config.proj_bias
     outputs = shape.inner + shape.channels + shape.heads
 
     def by_head(name: str) -> torch.Tensor:

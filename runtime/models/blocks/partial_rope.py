@@ -21,18 +21,18 @@ from runahead.runtime.models.config.values import number
 _PARTIAL: Final = "partial_rotary_factor"
 
 
-def share_of(raw: Mapping[str, Any], default: float = 1.0) -> float:
+def rotary_fraction_of(raw: Mapping[str, Any], default: float = 1.0) -> float:
     """Return the rotated part of a head. default: if the file lacks it. Raises CheckpointError."""
     _, found = rope_object(raw)
-    share = number(found if found.get(_PARTIAL) is not None else raw, _PARTIAL, float, default)
-    if share > 1.0:
-        raise CheckpointError(f"{_PARTIAL} is {share!r}; it must be at most 1")
-    return share
+    fraction = number(found if found.get(_PARTIAL) is not None else raw, _PARTIAL, float, default)
+    if fraction > 1.0:
+        raise CheckpointError(f"{_PARTIAL} is {fraction!r}; it must be at most 1")
+    return fraction
 
 
-def rotated_of(head_dim: int, share: float) -> int:
+def rotated_of(head_dim: int, fraction: float) -> int:
     """Return the number of rotated elements of a head. Raises CheckpointError."""
-    rotated = int(head_dim * share)
+    rotated = int(head_dim * fraction)
     if rotated < 2 or rotated % 2:
         raise CheckpointError(f"{_PARTIAL} rotates {rotated} of {head_dim} numbers; it must be an even number")
     return rotated

@@ -130,9 +130,9 @@ def _factors(found: Mapping[str, Any], key: str) -> tuple[float, ...]:
     return tuple(number({key: one}, key, float) for one in given)
 
 
-def _yarn_magnitude(factor: float, share: float = 1.0) -> float:
+def _yarn_magnitude(factor: float, fraction: float = 1.0) -> float:
     """Return YaRN's magnitude. Source: see `runahead.runtime.models.rope._yarn`, section 3.4."""
-    return 1.0 if factor <= 1.0 else 0.1 * share * math.log(factor) + 1.0
+    return 1.0 if factor <= 1.0 else 0.1 * fraction * math.log(factor) + 1.0
 
 
 _READERS: Final[Mapping[str, Callable[[Mapping[str, Any], int], RopeScaling]]] = {

@@ -15,7 +15,7 @@ from typing import Final
 import torch
 
 from runahead.runtime.kernels.layer_products import products_of
-from runahead.runtime.kernels.ranks import WHOLE, Share
+from runahead.runtime.kernels.ranks import WHOLE, Shard
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.kernels.reference.linear import (
     Products,
@@ -66,7 +66,7 @@ def kernels_of(products: str) -> ReferenceKernels:
 
 def products_of_a_rank(config: ModelConfig, ranks: int) -> tuple[tuple[int, int], ...]:
     """Return (in, out) of every product of a rank's part; none for a whole model, whose products are tried anyway."""
-    return () if ranks == 1 else tuple(_shapes(config, Share(0, ranks)))
+    return () if ranks == 1 else tuple(_shapes(config, Shard(0, ranks)))
 
 
 def tried_kernels(
@@ -161,8 +161,8 @@ def _small(config: ModelConfig) -> ModelConfig:
     return replace(small, vocab_size=min(config.vocab_size, _WIDEST_HEAD))
 
 
-def _shapes(config: ModelConfig, share: Share = WHOLE) -> list[tuple[int, int]]:
+def _shapes(config: ModelConfig, shard: Shard = WHOLE) -> list[tuple[int, int]]:
     """Return (in, out) of every distinct product of a model, or of a rank's part."""
-    model = described(config, share)
+    model = described(config, shard)
     weights = [linear.weight for layer in model.layers for linear in products_of(layer)]
     return list(dict.fromkeys((weight.shape[1], weight.shape[0]) for weight in (*weights, model.lm_head)))

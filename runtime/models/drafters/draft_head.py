@@ -64,7 +64,7 @@ class HeadSizes:
         return self.weights.parameters
 
     @property
-    def step_share(self) -> float:
+    def step_fraction(self) -> float:
         """The weights that `step` reads, relative to a launch's of the target: its relative time if weights
         dominate. An embedding's row is negligible, and of experts a token reads the chosen ones.
         """
@@ -179,4 +179,4 @@ def read_by_a_step(model: Decoder) -> int:
     """
     config = model.config
     embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
-    return (model.num_parameters - embedding) // model.ranks.share.of - idle_in(model.weights.layers)
+    return (model.num_parameters - embedding) // model.ranks.shard.of - idle_in(model.weights.layers)

@@ -45,7 +45,7 @@ class DraftModelSizes:
         return self._model.num_parameters
 
     @property
-    def step_share(self) -> float:
+    def step_fraction(self) -> float:
         return read_by_a_step(self._model) / read_by_a_step(self._target)
 
 

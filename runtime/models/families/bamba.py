@@ -23,14 +23,14 @@ from runahead.runtime.models.blocks.mamba2 import (
     mamba2,
     read_mamba2,
 )
-from runahead.runtime.models.blocks.partial_rope import share_of
+from runahead.runtime.models.blocks.partial_rope import rotary_fraction_of
 from runahead.runtime.models.config.keys import unread
 from runahead.runtime.models.config.rope_values import rope_of_a_part
 from runahead.runtime.models.config.values import listed_layers, number
 
 _NAME: Final = "BambaForCausalLM"
 _ATTENTION: Final = "attn_layer_indices"
-_SHARE: Final = 0.5  # rotated part of a head, whatever the file says
+_ROTARY_FRACTION: Final = 0.5  # rotated part of a head, whatever the file says
 
 
 def _recurrent(raw: Mapping[str, Any]) -> list[bool]:
@@ -40,12 +40,12 @@ def _recurrent(raw: Mapping[str, Any]) -> list[bool]:
 
 
 def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Mamba2Config:
-    share = share_of(raw, _SHARE)
-    if share != _SHARE:
-        raise CheckpointError(f"partial_rotary_factor is {share!r}; {_NAME} has {_SHARE}")
+    rotary_fraction = rotary_fraction_of(raw, _ROTARY_FRACTION)
+    if rotary_fraction != _ROTARY_FRACTION:
+        raise CheckpointError(f"partial_rotary_factor is {rotary_fraction!r}; {_NAME} has {_ROTARY_FRACTION}")
     return read_dense(
         Mamba2Config, raw, eos_token_ids, architecture=_NAME, kv_heads=8, positions=262144, windows=all_tokens,
-        eps=1e-5, rope=rope_of_a_part, share=share, flags=("attention_bias", "mlp_bias"),
+        eps=1e-5, rope=rope_of_a_part, rotary_fraction=rotary_fraction, flags=("attention_bias", "mlp_bias"),
         **read_mamba2(raw, _recurrent(raw)),
     )  # fmt: skip
 

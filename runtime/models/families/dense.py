@@ -28,7 +28,7 @@ from runahead.runtime.models.blocks.dense import (
     window_switch,
     windows_by_type,
 )
-from runahead.runtime.models.blocks.partial_rope import share_of
+from runahead.runtime.models.blocks.partial_rope import rotary_fraction_of
 from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, Unread, unread
 from runahead.runtime.models.config.rope_values import rope, rope_object, rope_scaling
 from runahead.runtime.models.config.values import number, refuse_other_code
@@ -153,7 +153,7 @@ def _rope_phi3(raw: Mapping[str, Any], positions: int) -> tuple[float, RopeScali
 
 def _read_phi3(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...], **values: Any) -> DenseConfig:
     refuse_other_code(raw, _PHI3_CODE)
-    return _read(raw, eos_token_ids, rope=_rope_phi3, share=share_of(raw), **values)
+    return _read(raw, eos_token_ids, rope=_rope_phi3, rotary_fraction=rotary_fraction_of(raw), **values)
 
 
 PHI3: Final = replace(

@@ -38,7 +38,7 @@ from runahead.runtime.models.blocks.experts import (
     read_corrected,
     read_sparse,
 )
-from runahead.runtime.models.blocks.partial_rope import share_of
+from runahead.runtime.models.blocks.partial_rope import rotary_fraction_of
 from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, unread
 from runahead.runtime.models.config.rope_values import rope, rope_of_a_part
 from runahead.runtime.models.config.values import flag, number
@@ -152,7 +152,7 @@ def _heads(raw: Mapping[str, Any]) -> int:
 
 
 def _read_glm4(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Glm4MoeConfig:
-    share, layers = share_of(raw, 0.5), number(raw, "num_hidden_layers", int)
+    rotary_fraction, layers = rotary_fraction_of(raw, 0.5), number(raw, "num_hidden_layers", int)
     dense, shared = number(raw, _FIRST_DENSE, int, 1, low=0), number(raw, _SHARED, int, 1, low=0)
     shared_size = shared * number(raw, "moe_intermediate_size", int, 1408)
     own: dict[str, Any] = {
@@ -163,7 +163,7 @@ def _read_glm4(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Glm4Mo
     }
     return read_dense(
         Glm4MoeConfig, raw, eos_token_ids, architecture=_GLM4, kv_heads=8, positions=131072, windows=all_tokens,
-        eps=1e-5, rope=rope_of_a_part, share=share, flags=("attention_bias",), **own,
+        eps=1e-5, rope=rope_of_a_part, rotary_fraction=rotary_fraction, flags=("attention_bias",), **own,
     )  # fmt: skip
 
 

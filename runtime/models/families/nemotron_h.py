@@ -29,7 +29,7 @@ from runahead.runtime.models.blocks.experts import (
     read_corrected,
 )
 from runahead.runtime.models.blocks.mamba2 import SCANS_IN_CHUNKS, Mamba2Config, mamba2, read_limits
-from runahead.runtime.models.blocks.mixer_shares import part_of_width
+from runahead.runtime.models.blocks.mixer_shards import part_of_width
 from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, READ_BY_ALL, unread
 from runahead.runtime.models.config.values import flag, number, refuse_other_code
 from runahead.runtime.models.rope import RopeScaling
@@ -153,7 +153,7 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> NemotronHCo
 
 def _feed_forward(config: NemotronHConfig, layer: int, tensors: TensorReader) -> Ungated:
     own, hidden, width, bias = f"model.layers.{layer}.", config.hidden_size, config.intermediate_size, config.mlp_bias
-    outputs, inputs = part_of_width(width, tensors.share, pieces=1)
+    outputs, inputs = part_of_width(width, tensors.shard, pieces=1)
     return Ungated(
         tensors.norm(f"{own}post_attention_layernorm", hidden, config.rms_norm_eps),
         tensors.linear((f"{own}mlp.up_proj",), (width,), hidden, bias=bias, own=outputs),

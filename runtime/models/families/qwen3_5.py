@@ -16,7 +16,7 @@ from runahead.runtime.kernels.layers import Layer
 from runahead.runtime.models.architecture import Architecture, TensorReader, Whole
 from runahead.runtime.models.blocks.dense import READ_BY_DENSE, all_tokens, read_dense
 from runahead.runtime.models.blocks.experts import ROUTERS_IN_TRAINING, one_by_one, read_choice
-from runahead.runtime.models.blocks.partial_rope import share_of
+from runahead.runtime.models.blocks.partial_rope import rotary_fraction_of
 from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, Unread, unread
 from runahead.runtime.models.config.rope_values import rope_object, rope_of_a_part
 from runahead.runtime.models.config.values import flag, number
@@ -73,7 +73,7 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...], *, name: str, 
     sizes |= {"intermediate_size": number(raw, "intermediate_size", int, 12288)}
     return read_dense(
         Qwen3NextConfig, sizes, eos_token_ids, architecture=name, kv_heads=2 if experts else 4, positions=32768,
-        windows=all_tokens, head_dim=256, rope=_rope, share=share_of(raw, 0.25),
+        windows=all_tokens, head_dim=256, rope=_rope, rotary_fraction=rotary_fraction_of(raw, 0.25),
         flags=("attention_bias",), **own,
     )  # fmt: skip
 

@@ -62,8 +62,8 @@ from runahead.runtime.models.blocks.experts import (
     read_sparse,
     shared_expert,
 )
-from runahead.runtime.models.blocks.mixer_shares import indexes_of, part_of_delta, part_of_heads
-from runahead.runtime.models.blocks.partial_rope import head_order, norm_in_order, share_of
+from runahead.runtime.models.blocks.mixer_shards import indexes_of, part_of_delta, part_of_heads
+from runahead.runtime.models.blocks.partial_rope import head_order, norm_in_order, rotary_fraction_of
 from runahead.runtime.models.config.keys import BIASES_AS_THEY_ARE, unread
 from runahead.runtime.models.config.rope_values import rope_of_a_part
 from runahead.runtime.models.config.values import by_layer, flag, number
@@ -139,21 +139,22 @@ def _read(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Qwen3NextCo
     }
     return read_dense(
         Qwen3NextConfig, raw, eos_token_ids, architecture=_NAME, kv_heads=2, positions=32768, windows=_windows,
-        head_dim=256, rope=rope_of_a_part, share=share_of(raw, 0.25), flags=("attention_bias",), **own,
+        head_dim=256, rope=rope_of_a_part, rotary_fraction=rotary_fraction_of(raw, 0.25),
+        flags=("attention_bias",), **own,
     )  # fmt: skip
 
 
 def gated_attention(config: Qwen3NextConfig, layer: int, tensors: TensorReader) -> Attention:
     """Build a gated attention. The checkpoint has each head's query weights, then its gate weights. Raises
-    ShareError.
+    ShardError.
     """
     own, hidden, eps, size = f"model.layers.{layer}.", config.hidden_size, config.rms_norm_eps, config.head_dim
     prefix, bias = f"{own}self_attn.", config.attention_bias
     shape = AttentionShape(config.num_heads, config.num_kv_heads, size, size**-0.5)
     order = head_order(size, size if config.rotated is None else config.rotated)
-    part, _, attended = part_of_heads(shape, tensors.share)
-    heads = indexes_of(tensors.share.part_of(shape.heads, "query heads"))[:, None] * 2 * size
-    kv_heads = indexes_of(tensors.share.kv_heads_of(shape.kv_heads))[:, None] * size
+    part, _, attended = part_of_heads(shape, tensors.shard)
+    heads = indexes_of(tensors.shard.part_of(shape.heads, "query heads"))[:, None] * 2 * size
+    kv_heads = indexes_of(tensors.shard.kv_heads_of(shape.kv_heads))[:, None] * size
     queries, gates = (heads + order).flatten(), (heads + size + torch.arange(size)).flatten()
     keys, values = (kv_heads + order).flatten(), (kv_heads + torch.arange(size)).flatten()
 
@@ -206,11 +207,11 @@ def gated_delta(
     order: torch.Tensor | None = None,
 ) -> GatedDelta:
     """Build a layer's recurrent mixer, or the rank's heads of it. projections: tensor names of its first product. rows,
-    order: see `TensorReader.linear`. Raises ShareError.
+    order: see `TensorReader.linear`. Raises ShardError.
     """
     own, hidden, shape = f"model.layers.{layer}.", config.hidden_size, config.delta
     prefix, eps, heads = f"{own}linear_attn.", config.rms_norm_eps, (shape.value_heads,)
-    names, part = tuple(prefix + name for name in projections), part_of_delta(shape, tensors.share)
+    names, part = tuple(prefix + name for name in projections), part_of_delta(shape, tensors.shard)
     if part.outputs is not None:
         order = part.outputs if order is None else order[part.outputs]
 
@@ -230,7 +231,7 @@ def gated_delta(
 
 
 def experts_and_shared(config: Qwen3NextConfig, layer: int, tensors: TensorReader) -> Experts:
-    """Build a layer's experts and shared expert, or the rank's part of their widths. Raises ShareError."""
+    """Build a layer's experts and shared expert, or the rank's part of their widths. Raises ShardError."""
     block, hidden, projections = f"model.layers.{layer}.mlp.", config.hidden_size, ("gate_proj", "up_proj", "down_proj")
     router, gate = tensors.linear_and_row(f"{block}gate", f"{block}shared_expert_gate", config.experts, hidden)
     shared = shared_expert(config.shared_size, hidden, f"{block}shared_expert.", tensors, projections, gate=gate)

@@ -56,7 +56,7 @@ class VocabPart:
 def part_of(ranks: Ranks, whole: NDArray[np.float32], vocab: int, sampled_vocab: int | None) -> VocabPart | None:
     """Return this rank's part, or None if it has the whole model. whole: float32 [max_rows + 1, 1 + K, vocab], or
     [..., 0] on ranks other than the first. sampled_vocab: ids below this may be sampled; None: all."""
-    own = ranks.share
+    own = ranks.shard
     if own.is_whole:
         return None
     width, first = vocab // own.of, vocab // own.of * own.rank
@@ -67,29 +67,29 @@ def part_of(ranks: Ranks, whole: NDArray[np.float32], vocab: int, sampled_vocab:
 def take_over_sampled(state: HostRows, slots: NDArray[np.int64], ranks: Ranks) -> None:
     """Copy S's results of these rows, [n], from the first rank. Raises RanksError if a rank has another list of
     rows."""
-    if ranks.share.is_whole:
+    if ranks.shard.is_whole:
         return
     words = np.zeros((slots.size, 4), np.int32)
-    if ranks.share.is_first:
+    if ranks.shard.is_first:
         words[:, _SLOT] = slots
         words[:, _TOKEN], words[:, _LENGTH] = state.last_token[slots], state.seq_len[slots]
         words[:, _VERDICT] = _ALIVE * state.alive[slots] + _HELD * state.held[slots]
     ranks.spread(words)
     if not np.array_equal(words[:, _SLOT], slots):
-        raise RanksError(f"launch {state.number} samples other rows on rank {ranks.share.rank} than on rank 0")
+        raise RanksError(f"launch {state.number} samples other rows on rank {ranks.shard.rank} than on rank 0")
     state.last_token[slots], state.seq_len[slots] = words[:, _TOKEN], words[:, _LENGTH]
     state.alive[slots], state.held[slots] = words[:, _VERDICT] & _ALIVE != 0, words[:, _VERDICT] & _HELD != 0
 
 
 def draft(state: HostRows, ranks: Ranks) -> None:
     """Draft on the first rank before F, and copy its drafts to the others, if the launch has drafts."""
-    if ranks.share.is_first:
+    if ranks.shard.is_first:
         state.draft()
-    if ranks.share.is_whole or not state.most_drafts:
+    if ranks.shard.is_whole or not state.most_drafts:
         return
     slots, most = state.rows, state.most_drafts
     words = np.zeros((slots.size, 1 + most), np.int32)
-    if ranks.share.is_first:
+    if ranks.shard.is_first:
         words[:, 0], words[:, 1:] = state.drafted[slots], state.proposed[slots, :most]
     ranks.spread(words)
     state.drafted[slots], state.proposed[slots, :most] = words[:, 0], words[:, 1:]
@@ -108,7 +108,7 @@ def leave_prompt_logprobs(
         tile = slice(first, first + _TILE)
         index = wanted.index[tile]
         logits = model.logits(hidden[torch.from_numpy(index)]).numpy()[:, :vocab]
-        if not model.ranks.share.is_first:
+        if not model.ranks.shard.is_first:
             continue  # the first rank has all logits
         good = np.isfinite(logits).all(axis=1)
         finite[index[~good]] = False
@@ -149,7 +149,7 @@ class HostSampler:
     def sample(self, indexes: NDArray[np.intp], slots: NDArray[np.int64], form: Form, drafts: int) -> None:
         """Advance these rows and write their cells. indexes: in the row list. drafts: most drafts of a row in the
         previous F. [n], [n]"""
-        is_first = self._ranks.share.is_first
+        is_first = self._ranks.shard.is_first
         if self._part is not None and form is Form.PLAIN and not drafts:
             sampled = self._part.sample(slots, self._state)
             if is_first:

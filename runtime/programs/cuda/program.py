@@ -68,7 +68,7 @@ def gpu_kernels() -> KernelSet:
 def tilings_of(model: Decoder, buckets: Sequence[int]) -> dict[str, object]:
     """Return how many products of decode launches with these rows were measured on this GPU, by name, for the log at
     start."""
-    divided = not model.ranks.share.is_whole
+    divided = not model.ranks.shard.is_whole
     return tiling_counts(model.weights.layers, model.weights.lm_head, buckets, divided=divided)
 
 
@@ -152,7 +152,7 @@ class TritonProgram:
         self._cache = model.make_cache(num_blocks, block_size, max_rows, snapshots, most)
         self._in_order = torch.arange(max(max_rows, verified), dtype=torch.int32, device=model.device)
         by_slot = slots + (0 if of_drafts is None else most * of_drafts.kept_slots)
-        width = vocab // model.ranks.share.of
+        width = vocab // model.ranks.shard.of
         self._logits = torch.zeros((by_slot, width), dtype=torch.float32, device=model.device)
         self._verify_logits = self._logits
         if of_drafts is None or not of_drafts.holds:
@@ -178,11 +178,11 @@ class TritonProgram:
 
     @property
     def _is_alone(self) -> bool:
-        return self._ranks.share.is_whole
+        return self._ranks.shard.is_whole
 
     @property
     def _is_first(self) -> bool:
-        return self._ranks.share.is_first
+        return self._ranks.shard.is_first
 
     def _sample(self, shape: LaunchShape) -> None:
         if shape.sample_drafts:
@@ -239,7 +239,7 @@ class TritonProgram:
             self._forward_rows(shape, between)
 
     def compiling(self) -> AbstractContextManager[None]:
-        return compiling(self._ranks.share.rank, self._ranks.share.of)
+        return compiling(self._ranks.shard.rank, self._ranks.shard.of)
 
     def warming_up(self) -> AbstractContextManager[None]:
         return choosing_products()

@@ -20,7 +20,7 @@ import triton
 from runahead.runtime.kernels.activations import has_gate
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import Experts, Norm
-from runahead.runtime.kernels.ranks import Share
+from runahead.runtime.kernels.ranks import Shard
 from runahead.runtime.kernels.triton.forward.kernel_set import TritonKernelSet
 from runahead.runtime.kernels.triton.forward.tuned_tilings import AnyTiling, neighbors, save_tuned_tilings
 from runahead.runtime.kernels.triton.forward.tuning_report import tilings_asked_for
@@ -82,7 +82,7 @@ class FirstRank:
     """The exchange of a first rank without peers, whose sums lack their parts: to time its kernels alone."""
 
     def __init__(self, ranks: int) -> None:
-        self.share = Share(0, ranks)
+        self.shard = Shard(0, ranks)
 
     def reduce(self, partial: torch.Tensor) -> None:
         pass
@@ -104,7 +104,7 @@ class FirstRank:
 def tuned_model(config: ModelConfig, dtype: torch.dtype, device: torch.device, positions: int, ranks: int) -> Decoder:
     """The first rank's part of the model, with random weights."""
     kernels, exchange = TritonKernelSet(), FirstRank(ranks)
-    weights = dummy_weights(config, dtype, device, kernels.pack_weight, share=exchange.share)
+    weights = dummy_weights(config, dtype, device, kernels.pack_weight, shard=exchange.shard)
     return Decoder(config, weights, kernels, positions, exchange)
 
 
@@ -155,7 +155,7 @@ class DecodeStep:
 def tilings_in_use(model: Decoder, rows: int) -> Iterator[tuple[str, AnyTiling]]:
     """Yield the tilings of a decode launch of `rows` rows, by their names in the table."""
     layers = model.weights.layers
-    divided = not model.ranks.share.is_whole
+    divided = not model.ranks.shard.is_whole
     asked = tilings_asked_for(layers, model.weights.lm_head, [rows], divided=divided)
     for outputs, depth, columns, epilogue in sorted(asked):
         tiling = rows_tiling(outputs, depth, columns, epilogue)

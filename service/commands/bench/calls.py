@@ -15,8 +15,8 @@ import grpc
 from runahead.service.commands.client_channel import Metadata
 from runahead.v1 import generate_pb2, generation_service_pb2_grpc
 
-_LEAST_SHARE: Final = 1 / 12  # shortest prompt or answer, relative to the median
-_MOST_SHARE: Final = 5.0  # longest one
+_LEAST_FRACTION: Final = 1 / 12  # shortest prompt or answer, relative to the median
+_MOST_FRACTION: Final = 5.0  # longest one
 
 _OVER_S: Final = 0.2  # between a run's start and its first request, for connections
 
@@ -31,7 +31,7 @@ class Lengths:
     def draw(self, source: random.Random, most: int) -> int:
         """Draw 1 to `most` tokens."""
         drawn = source.lognormvariate(math.log(self.median), self.spread)
-        bounded = min(max(drawn, self.median * _LEAST_SHARE), self.median * _MOST_SHARE)
+        bounded = min(max(drawn, self.median * _LEAST_FRACTION), self.median * _MOST_FRACTION)
         return min(max(1, round(bounded)), most)
 
 

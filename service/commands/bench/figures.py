@@ -106,9 +106,9 @@ def _cell(milliseconds: float | None) -> str:
     return "-" if milliseconds is None else f"{milliseconds:.1f}"
 
 
-def _quantile_ms(ordered: Sequence[float], share: float) -> float | None:
+def _quantile_ms(ordered: Sequence[float], fraction: float) -> float | None:
     """Return the quantile by nearest rank."""
-    return _ms(ordered[min(len(ordered) - 1, int(share * len(ordered)))]) if ordered else None
+    return _ms(ordered[min(len(ordered) - 1, int(fraction * len(ordered)))]) if ordered else None
 
 
 def _ms(seconds: float) -> float:

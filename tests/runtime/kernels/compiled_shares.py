@@ -10,7 +10,7 @@ import torch
 
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.layers import Experts, Linear, Norm, SharedExpert
-from runahead.runtime.kernels.ranks import Share
+from runahead.runtime.kernels.ranks import Shard
 from runahead.runtime.kernels.triton.gemm.epilogue import ADD, GATED, SQUARED, STORE
 from runahead.runtime.kernels.triton.gemm.separate_epilogue import add_scaled, finish_product
 from runahead.runtime.kernels.triton.gemm.small_batch_gemm import Residual
@@ -35,7 +35,7 @@ def launch_what_follows_products() -> None:
 def launch_a_share() -> None:
     """On tensors without memory: many tokens, few, and a lone row. And the embedding, and what follows products."""
     launch_what_follows_products()
-    embed(torch.empty(8, dtype=torch.int64, device="meta"), torch.empty((64, HIDDEN), device="meta"), 2.0, Share(1, 4))
+    embed(torch.empty(8, dtype=torch.int64, device="meta"), torch.empty((64, HIDDEN), device="meta"), 2.0, Shard(1, 4))
     empty, width = partial(torch.empty, dtype=torch.bfloat16, device="meta"), WIDTH // 4
     weights = Experts(
         Norm(empty(HIDDEN), 1e-6),

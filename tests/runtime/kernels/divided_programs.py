@@ -38,19 +38,19 @@ class GpuSegment(Segment):
         return self.gather(part if indexes is None else part[indexes.long()])
 
     def best(self, scores: torch.Tensor, tokens: torch.Tensor, rows: int) -> None:
-        own = scores.shape[1] - (self.share.of - 1)
+        own = scores.shape[1] - (self.shard.of - 1)
         highest = scores[:rows, :own].amax(1, keepdim=True)
         chosen = tokens[:rows, :own].where(scores[:rows, :own] == highest, 0x7FFFFFFF).amin(1, keepdim=True)
         for column, mine in ((scores, highest), (tokens, chosen)):
             self.hand_in(mine)
-            if self.share.is_first:
+            if self.shard.is_first:
                 self.turns.total = torch.cat(self.turns.parts, 1)
-            peers = [rank for rank in range(self.share.of) if rank != self.share.rank]
+            peers = [rank for rank in range(self.shard.of) if rank != self.shard.rank]
             column[:rows, own:] = self.turns.total[:, peers]
 
     def spread(self, words: Any) -> None:
         self.hand_in(words)
-        if self.share.is_first:
+        if self.shard.is_first:
             self.turns.total = words.clone()
         words.copy_(self.turns.total)
 

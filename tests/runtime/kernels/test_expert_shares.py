@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from runahead.runtime.kernels.ranks import WHOLE, Share, ShareError
+from runahead.runtime.kernels.ranks import WHOLE, Shard, ShardError
 from tests.runtime.kernels.test_experts import Layer, rows_of
 
 COUNT = 8
@@ -25,8 +25,8 @@ LAYERS: Final[dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def ranks(of: int) -> list[Share]:
-    return [Share(rank, of) for rank in range(of)]
+def ranks(of: int) -> list[Shard]:
+    return [Shard(rank, of) for rank in range(of)]
 
 
 @pytest.mark.parametrize("of", [2, 4])
@@ -34,7 +34,7 @@ def ranks(of: int) -> list[Share]:
 def test_the_ranks_sums_add_up_to_the_whole_layer_s(kind: str, of: int) -> None:
     layer, residual = Layer(count=COUNT, **LAYERS[kind]), rows_of(19)
     live = np.delete(np.arange(19), [3, 11])
-    parts = [layer.part(share).sums(residual, live) for share in ranks(of)]
+    parts = [layer.part(shard).sums(residual, live) for shard in ranks(of)]
     assert all(part.any() for part in parts)
     assert not any(part[[3, 11]].any() for part in parts)
     np.testing.assert_allclose(reduce(np.add, parts), layer.sums(residual, live), rtol=1e-5, atol=1e-4)
@@ -43,7 +43,7 @@ def test_the_ranks_sums_add_up_to_the_whole_layer_s(kind: str, of: int) -> None:
 def test_a_score_that_is_no_number_reaches_the_sum_of_all_ranks() -> None:
     layer, residual = Layer(2, renormalised=True, count=COUNT), rows_of(5)
     residual[3] = np.nan
-    found = reduce(np.add, [layer.part(share).sums(residual) for share in ranks(4)])
+    found = reduce(np.add, [layer.part(shard).sums(residual) for shard in ranks(4)])
     assert np.isnan(found[3]).all()
     assert np.isfinite(found[[0, 1, 2, 4]]).all()
 
@@ -55,12 +55,12 @@ def test_a_whole_share_is_the_layer_to_the_bit() -> None:
 
 def test_a_rank_has_all_experts_and_its_part_of_what_a_token_leaves_idle() -> None:
     layer = Layer(2, renormalised=True, count=COUNT)
-    part = layer.part(Share(1, 4)).weights
+    part = layer.part(Shard(1, 4)).weights
     assert (part.count, part.chosen, 4 * part.width) == (COUNT, 2, layer.weights.width)
     assert 4 * part.idle == layer.weights.idle > 0
 
 
 @pytest.mark.parametrize(("rank", "of"), [(2, 2), (-1, 2), (0, 0)])
 def test_a_rank_that_is_none_is_refused(rank: int, of: int) -> None:
-    with pytest.raises(ShareError, match=f"there is no rank {rank} of {of}"):
-        Share(rank, of)
+    with pytest.raises(ShardError, match=f"there is no rank {rank} of {of}"):
+        Shard(rank, of)

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from runahead.runtime.kernels.choice import Choice
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import ExpertActivation, Experts, Linear, Norm, SharedExpert
-from runahead.runtime.kernels.ranks import Share
+from runahead.runtime.kernels.ranks import Shard
 from runahead.runtime.kernels.reference.experts import BoundExperts, ExpertBuffers, live_tokens, route
 from runahead.runtime.kernels.reference.linear import Products, choose_products
 from runahead.runtime.kernels.reference.ops import Buffers, NormWeight
-from runahead.runtime.models.blocks.mixer_shares import part_of_width
+from runahead.runtime.models.blocks.mixer_shards import part_of_width
 
 HIDDEN, WIDTH, COUNT, SHARED = 24, 16, 7, 12
 
@@ -192,7 +192,7 @@ class Layer:
         )
         self.bound = BoundExperts.of(self.weights, self.products)
 
-    def part(self, share: Share) -> Layer:
+    def part(self, share: Shard) -> Layer:
         """What a rank has of it: a part of each expert's width, and of the shared one's."""
         part, shared, pieces = copy(self), self.weights.shared, 2 if self.weights.activation == "silu" else 1
 

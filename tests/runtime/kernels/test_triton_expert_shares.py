@@ -15,9 +15,9 @@ DEVICE = triton_device()
 
 from runahead.runtime.kernels.choice import Choice  # noqa: E402
 from runahead.runtime.kernels.layers import Linear, SharedExpert  # noqa: E402
-from runahead.runtime.kernels.ranks import Share  # noqa: E402
+from runahead.runtime.kernels.ranks import Shard  # noqa: E402
 from runahead.runtime.kernels.triton.moe.layer import PackedExperts  # noqa: E402
-from runahead.runtime.models.blocks.mixer_shares import part_of_width  # noqa: E402
+from runahead.runtime.models.blocks.mixer_shards import part_of_width  # noqa: E402
 from tests.runtime.kernels.expert_cases import Case, drawn  # noqa: E402
 from tests.runtime.kernels.matrix_units import multiply_as_matrix_units  # noqa: E402
 from tests.runtime.kernels.test_expert_shares import ranks  # noqa: E402
@@ -30,17 +30,17 @@ pytestmark = [
 GROUPED = Choice(3, True, "logistic", groups=4, chosen_groups=2, scale=2.5)
 
 
-def part_of(case: Case, share: Share) -> Case:
+def part_of(case: Case, shard: Shard) -> Case:
     """What a rank has of a layer: a part of each expert's width, and of the shared one's."""
     weights, pieces = case.packed.weights, 2 if case.packed.has_gates else 1
 
     def narrow(first: Linear, last: Linear) -> tuple[Linear, Linear]:
         width = last.weight.shape[1]
-        outputs, inputs = part_of_width(width, share, pieces=pieces)
+        outputs, inputs = part_of_width(width, shard, pieces=pieces)
         assert outputs is not None and inputs is not None
         bias = None if first.bias is None else first.bias[outputs]
         own = last.weight[:, inputs.start : inputs.stop].contiguous()
-        return Linear(first.weight[outputs].contiguous(), bias), Linear(own, last.bias if share.is_first else None)
+        return Linear(first.weight[outputs].contiguous(), bias), Linear(own, last.bias if shard.is_first else None)
 
     both = zip(weights.gate_up, weights.down, strict=True)
     gate_up, down = zip(*[narrow(first, last) for first, last in both], strict=True)
@@ -51,7 +51,7 @@ def part_of(case: Case, share: Share) -> Case:
 
 
 def sums_of_ranks(case: Case, of: int) -> Iterator[torch.Tensor]:
-    return (part_of(case, share).made() for share in ranks(of))
+    return (part_of(case, shard).made() for shard in ranks(of))
 
 
 def shared_of(width: int, *, bias: bool = False) -> SharedExpert:
@@ -59,8 +59,8 @@ def shared_of(width: int, *, bias: bool = False) -> SharedExpert:
         weight = (drawn(rows, columns, seed=seed) * columns**-0.5).to(DEVICE)
         return Linear(weight, drawn(rows, seed=seed + 1).to(DEVICE) if bias else None)
 
-    share = None if bias else drawn(64, seed=9).to(DEVICE)
-    return SharedExpert(linear(2 * width, 64, 6), linear(64, width, 8), share)
+    shard = None if bias else drawn(64, seed=9).to(DEVICE)
+    return SharedExpert(linear(2 * width, 64, 6), linear(64, width, 8), shard)
 
 
 @pytest.mark.parametrize("of", [2, 4])
@@ -90,8 +90,8 @@ def test_a_token_s_partial_sum_has_the_bits_that_it_has_alone(of: int, monkeypat
     if DEVICE.type == "cpu":
         multiply_as_matrix_units(monkeypatch)
     case = Case.of(70, 8, 3, "random", torch.bfloat16, width=128, hidden=64)
-    for share in ranks(of):
-        part = part_of(case, share)
+    for shard in ranks(of):
+        part = part_of(case, shard)
         together = part.made()
         for token in (0, 17, 69):
             assert torch.equal(part.some([token]).made()[0], together[token])

@@ -84,7 +84,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def program_of(folder: Path, ranks: Ranks, rings: Any) -> TritonProgram:
     """With a head on the first rank, if the folder has one."""
-    has_head, context = (folder / "head").exists() and ranks.share.is_first, EACH * BLOCK_SIZE
+    has_head, context = (folder / "head").exists() and ranks.shard.is_first, EACH * BLOCK_SIZE
     checkpoint = open_checkpoint(folder / "target" if (folder / "target").exists() else folder)
     files = files_of(folder, checkpoint, load_config(checkpoint), context) if has_head else None
     model = load_model(

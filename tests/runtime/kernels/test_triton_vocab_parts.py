@@ -37,13 +37,13 @@ def together(logits: torch.Tensor, specs: list[RowSpec], ranks: int, sampled_voc
     def of(own: torch.Tensor, exchange: GpuSegment | None) -> Tokens:
         buffers, part = make_sampler_buffers(rows, vocab, 1, DEVICE, sampled_vocab), None
         if exchange is not None:
-            turns.wait_for(exchange.share.rank)
+            turns.wait_for(exchange.shard.rank)
             part = make_vocab_part(exchange, width, buffers)
             assert part is not None
             buffers = part.buffers
         found = sample_rows_cuda(own.to(DEVICE), state, penalties, slots, Form.PLAIN, buffers, part=part)
         if exchange is not None:
-            turns.pass_on(exchange.share.rank)
+            turns.pass_on(exchange.shard.rank)
         return found.tokens.tolist(), found.finite.tolist()
 
     whole = of(logits.clone(), None)

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from runahead.runtime.kernels.layers import DeltaShape, GatedDelta, Layer, Mamba2, Mamba2Shape
-from runahead.runtime.kernels.ranks import Share
+from runahead.runtime.kernels.ranks import Shard
 from runahead.runtime.models.architecture import ModelWeights, TensorReader, TensorStack
 from runahead.runtime.models.blocks.experts import CorrectedExperts
 from runahead.runtime.models.config.model_config import ModelConfig
@@ -54,7 +54,7 @@ def stored(name: str, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.randint(-8, 9, shape, generator=draw).float() / 8.0
 
 
-def model_of(config: ModelConfig, share: Share, asked: list[str] | None = None) -> ModelWeights:
+def model_of(config: ModelConfig, shard: Shard, asked: list[str] | None = None) -> ModelWeights:
     """A rank's model. asked: gets the names of the tensors that it asks for."""
 
     def fill(stack: TensorStack) -> torch.Tensor:
@@ -63,12 +63,12 @@ def model_of(config: ModelConfig, share: Share, asked: list[str] | None = None) 
         whole = torch.cat([stored(name, stack.shape(number)) for number, name in enumerate(stack.names)])
         return stack.part_of(whole)
 
-    return ARCHITECTURES[config.architecture].weights(config, TensorReader(fill, lambda weight: weight, share))
+    return ARCHITECTURES[config.architecture].weights(config, TensorReader(fill, lambda weight: weight, shard))
 
 
-def layers_of(config: ModelConfig, shares: list[Share]) -> list[tuple[Layer, ...]]:
+def layers_of(config: ModelConfig, shares: list[Shard]) -> list[tuple[Layer, ...]]:
     """By layer, what each rank has of it."""
-    return list(zip(*(model_of(config, share).layers for share in shares), strict=True))
+    return list(zip(*(model_of(config, shard).layers for shard in shares), strict=True))
 
 
 def normed(tokens: int) -> torch.Tensor:

@@ -52,7 +52,7 @@ def test_it_is_loaded_with_layers_and_shapes_of_its_own(folder: Path) -> None:
     model = opened(folder).load(target, kernels, 128, drawn=False)
     assert len(model.weights.layers) == 2
     embedding = 160 * 48
-    assert model.step_share == (model.parameters - embedding) / (target.num_parameters - 160 * 64)
+    assert model.step_fraction == (model.parameters - embedding) / (target.num_parameters - 160 * 64)
     cache = model.make_cache(3, 16)
     kept = sum(tensor.nbytes for tensor in (*cache.entries.keys, *cache.entries.values))
     assert kept == 3 * opened(folder).block_bytes(16)
@@ -65,7 +65,7 @@ def test_a_step_is_a_larger_part_of_a_launch_of_a_target_that_ranks_divide(folde
         target = load_model(
             open_checkpoint(folder / "target"), torch.device("cpu"), torch.float32, "auto", kernels, ranks=ranks
         )
-        shares.append(files.load(target, kernels, 128, drawn=False).step_share)
+        shares.append(files.load(target, kernels, 128, drawn=False).step_fraction)
     assert shares[1] == 2 * shares[0]
 
 

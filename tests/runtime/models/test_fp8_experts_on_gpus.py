@@ -15,7 +15,7 @@ from benchmarks.gpu_table.shapes import SHAPES
 from runahead.runtime.checkpoint import StoredTensor, open_checkpoint
 from runahead.runtime.kernels.layers import Experts, Linear
 from runahead.runtime.kernels.quantized_weight import ExpertFp8, Kind
-from runahead.runtime.kernels.ranks import WHOLE, Share
+from runahead.runtime.kernels.ranks import WHOLE, Shard
 from runahead.runtime.models import weights as module
 from runahead.runtime.models.architecture import TensorStack
 from runahead.runtime.models.quantized_linears import Held, held_quantized
@@ -56,10 +56,10 @@ def folder_of(name: str, tmp_path: Path, width: int) -> Path:
     return tmp_path / name
 
 
-def experts_of(folder: Path, share: Share = WHOLE, quantize: str = "none", layer: int = -1) -> Experts:
+def experts_of(folder: Path, shard: Shard = WHOLE, quantize: str = "none", layer: int = -1) -> Experts:
     checkpoint = open_checkpoint(folder)
     config = load_config(checkpoint)
-    weights = load_weights(checkpoint, config, torch.bfloat16, CPU, torch.Tensor.contiguous, None, share, quantize)
+    weights = load_weights(checkpoint, config, torch.bfloat16, CPU, torch.Tensor.contiguous, None, shard, quantize)
     found = weights.layers[layer].feed_forward
     assert isinstance(found, Experts)
     return found
@@ -106,7 +106,7 @@ def test_experts_of_every_format_stay_fp8_with_the_numbers_of_the_definition(
 def test_ranks_have_the_whole_experts_numbers_between_them(name: str, width: int, tmp_path: Path) -> None:
     """With 96 of the width for each of two ranks, blocks of rows are cut, and columns are dequantized."""
     folder = folder_of(name, tmp_path, width)
-    whole, parts = experts_of(folder), [experts_of(folder, Share(rank, 2)) for rank in range(2)]
+    whole, parts = experts_of(folder), [experts_of(folder, Shard(rank, 2)) for rank in range(2)]
     for number, (first, last) in enumerate(zip(numbers_of(whole.gate_up), numbers_of(whole.down), strict=True)):
         firsts = [numbers_of(part.gate_up)[number].view(2, -1, HIDDEN) for part in parts]
         assert torch.equal(torch.cat(firsts, 1).view(-1, HIDDEN), first)
@@ -147,12 +147,12 @@ def test_the_bytes_computed_before_experts_are_read_are_those_that_they_take(
     checkpoint = open_checkpoint(folder)
     config, stored, computed = load_config(checkpoint), checkpoint.tensors(), 0
     kinds: tuple[Kind, ...] = ("fp8",)
-    for one in described_stacks(config, Share(0, ranks))[2]:
+    for one in described_stacks(config, Shard(0, ranks))[2]:
         if one.experts and f".{config.num_layers - 1}." in one.names[0]:
             held = held_quantized(one, stored, torch.bfloat16, "cuda", kinds)
             assert held is not None, one.names[0]
             computed += held.size_bytes(*one.own_shape)
-    experts = experts_of(folder, Share(0, ranks))
+    experts = experts_of(folder, Shard(0, ranks))
     assert computed == tensor_bytes(experts.gate_up) + tensor_bytes(experts.down)
     held_as = {one.held_as: one.tensors for one in weight_formats(checkpoint, config, torch.bfloat16, "cuda")}
     assert held_as["fp8"] >= 3 * COUNT
@@ -163,7 +163,7 @@ def test_the_bytes_computed_before_experts_are_read_are_those_that_they_take(
 def test_quantize_makes_experts_fp8_with_a_scale_for_each_output_of_all_ranks(of: int, tmp_path: Path) -> None:
     folder_of("fp8-blocks", tmp_path, 256)
     whole = experts_of(tmp_path / "plain", quantize="fp8")
-    part = experts_of(tmp_path / "plain", Share(of - 1, of), "fp8")
+    part = experts_of(tmp_path / "plain", Shard(of - 1, of), "fp8")
     width = 256 // of
     assert stay(part.down) and torch.equal(numbers_of(part.down)[1], numbers_of(whole.down)[1][:, 256 - width :])
     assert torch.equal(numbers_of(part.gate_up)[1][-width:], numbers_of(whole.gate_up)[1][-width:])

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from runahead.runtime.checkpoint import BUNDLED_FOLDER, CheckpointError, open_checkpoint
 from runahead.runtime.kernels.layers import Attention, Dense
-from runahead.runtime.kernels.ranks import WHOLE, Share
+from runahead.runtime.kernels.ranks import WHOLE, Shard
 from runahead.runtime.kernels.reference.forward import ReferenceKernels
 from runahead.runtime.models.cpu_check.self_test import Trial, self_test
 from runahead.runtime.models.decoder import Decoder
@@ -142,10 +142,10 @@ def with_scales(folder: Path, **scales: torch.Tensor) -> Path:
     return folder
 
 
-def scales_of(folder: Path, share: Share = WHOLE, kv_dtype: str = "fp8") -> list[torch.Tensor | None]:
+def scales_of(folder: Path, shard: Shard = WHOLE, kv_dtype: str = "fp8") -> list[torch.Tensor | None]:
     checkpoint = open_checkpoint(folder)
     weights = load_weights(
-        checkpoint, load_config(checkpoint), torch.float32, CPU, lambda weight: weight, share=share, kv_dtype=kv_dtype
+        checkpoint, load_config(checkpoint), torch.float32, CPU, lambda weight: weight, shard=shard, kv_dtype=kv_dtype
     )
     return [mixer_of(layer.mixer).kv_scales for layer in weights.layers]
 
@@ -180,7 +180,7 @@ def test_scales_are_read_under_every_name_and_cut_by_heads(
     assert torch.equal(found, torch.tensor(expected))
     assert torch.equal(first, torch.ones(2, 2)) and torch.equal(last, first)
     for rank in range(2):
-        part = scales_of(folder, Share(rank, 2))[1]
+        part = scales_of(folder, Shard(rank, 2))[1]
         assert part is not None
         assert torch.equal(part, torch.tensor(expected)[:, rank : rank + 1])
 

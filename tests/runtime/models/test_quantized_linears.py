@@ -25,7 +25,7 @@ from runahead.runtime.kernels.quantized_weight import (
     quantized_to_fp8,
     quantized_to_int4,
 )
-from runahead.runtime.kernels.ranks import WHOLE, Share
+from runahead.runtime.kernels.ranks import WHOLE, Shard
 from runahead.runtime.models.architecture import ModelWeights, TensorReader, TensorStack
 from runahead.runtime.models.memory import weight_bytes
 from runahead.runtime.models.quantized_linears import held_quantized, read_quantized
@@ -51,9 +51,9 @@ def folder_of(case: str, name: str, tmp_path: Path, group: int = GROUP) -> Path:
     return tmp_path / "quantized"
 
 
-def load(folder: Path, share: Share = WHOLE, dtype: torch.dtype = torch.float32, **more: Any) -> ModelWeights:
+def load(folder: Path, shard: Shard = WHOLE, dtype: torch.dtype = torch.float32, **more: Any) -> ModelWeights:
     checkpoint = open_checkpoint(folder)
-    return load_weights(checkpoint, load_config(checkpoint), dtype, CPU, lambda weight: weight, share=share, **more)
+    return load_weights(checkpoint, load_config(checkpoint), dtype, CPU, lambda weight: weight, shard=shard, **more)
 
 
 def quantized_in(weights: ModelWeights) -> list[QuantizedWeight]:
@@ -106,7 +106,7 @@ def test_matrices_of_every_format_stay_quantized_and_have_the_numbers_of_the_def
 )  # fmt: skip
 def test_ranks_have_the_whole_model_s_numbers_between_them(case: str, name: str, tmp_path: Path) -> None:
     folder = folder_of(case, name, tmp_path, 8)
-    parts = [load(folder, share) for share in ranks(2)]
+    parts = [load(folder, shard) for shard in ranks(2)]
     assert any(map(quantized_in, parts))
     check_parts(dequantized(load(folder)), [dequantized(part) for part in parts])
 
@@ -278,7 +278,7 @@ def test_quantize_holds_matrices_so_on_every_number_of_ranks(quantize: str, case
     save(next(one for one in CASES if one.name == case), tmp_path)
     whole = load(tmp_path, quantize=quantize)
     assert [found.kind for found in quantized_in(whole)] == [quantize] * 4 * len(whole.layers)
-    parts = [load(tmp_path, share, quantize=quantize) for share in ranks(2)]
+    parts = [load(tmp_path, shard, quantize=quantize) for shard in ranks(2)]
     assert {len(quantized_in(part)) for part in parts} == {(4 if quantize == "fp8" else 2) * len(whole.layers)}
     if quantize == "fp8":
         check_parts(dequantized(whole), [dequantized(part) for part in parts])
@@ -291,7 +291,7 @@ def test_ranks_whose_columns_are_whole_groups_have_the_whole_model_s_int4(tmp_pa
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 64}
     save(Case("groups", LlamaConfig, {**sizes, "num_key_value_heads": 2}), tmp_path)
     whole = load(tmp_path, quantize="int4")
-    parts = [load(tmp_path, share, quantize="int4") for share in ranks(2)]
+    parts = [load(tmp_path, shard, quantize="int4") for shard in ranks(2)]
     assert [len(quantized_in(part)) for part in parts] == [4 * len(whole.layers)] * 2
     check_parts(dequantized(whole), [dequantized(part) for part in parts])
 

@@ -74,7 +74,7 @@ def test_a_step_reads_the_experts_that_a_token_chooses(tmp_path: Path) -> None:
     head = opened(tmp_path).load(target, kernels, 128, drawn=False)
     of_head, idle = target.config.vocab_size * target.config.hidden_size, (7 - 3) * 3 * 64 * 40
     read = target.num_parameters - of_head - len(target.weights.layers) * idle
-    assert head.step_share == (head.parameters - idle + of_head) / read
+    assert head.step_fraction == (head.parameters - idle + of_head) / read
 
 
 @pytest.mark.parametrize("name", [DENSE, SPARSE])

@@ -11,7 +11,7 @@ import torch
 from runahead.runtime.checkpoint import open_checkpoint
 from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
 from runahead.runtime.kernels.layers import DeltaShape, Experts, GatedDelta, Linear, Mamba2, Mamba2Shape, Ungated
-from runahead.runtime.kernels.ranks import WHOLE, Share, ShareError
+from runahead.runtime.kernels.ranks import WHOLE, Shard, ShardError
 from runahead.runtime.models import weights as weights_module
 from runahead.runtime.models.memory import memory_of
 from runahead.runtime.models.read_config import load_config
@@ -92,7 +92,7 @@ def test_ranks_divide_the_width_of_feed_forwards_without_gates(bias: bool) -> No
 def test_random_experts_are_the_same_numbers_for_any_number_of_ranks(architecture: str, of: int) -> None:
     config = config_of(architecture)
     whole, *parts = (
-        dummy_weights(config, torch.float32, CPU, lambda weight: weight, share=share) for share in [WHOLE, *ranks(of)]
+        dummy_weights(config, torch.float32, CPU, lambda weight: weight, shard=shard) for shard in [WHOLE, *ranks(of)]
     )
     for number, layer in enumerate(whole.layers):
         if isinstance(layer.feed_forward, Experts):
@@ -135,8 +135,8 @@ def test_states_of_ranks_side_by_side_are_the_whole_s_and_their_sums_add_up(arch
 def test_a_rank_s_state_slots_have_its_heads_alone(architecture: str, of: int) -> None:
     config = config_of(architecture)
     whole = memory_of(described(config).layers)
-    for share in ranks(of):
-        part = memory_of(described(config, share).layers)
+    for shard in ranks(of):
+        part = memory_of(described(config, shard).layers)
         both = [memory.bytes_kept(16, torch.float32, drafts=3) for memory in (part, whole)]
         assert of * both[0].row == both[1].row > both[0].row
         assert of * both[0].snapshot == both[1].snapshot
@@ -186,8 +186,8 @@ def test_a_rank_s_state_slots_have_its_heads_alone(architecture: str, of: int) -
 def test_what_ranks_can_t_have_in_equal_parts_is_refused_by_a_sentence(
     architecture: str, changes: dict[str, object], of: int, sentence: str
 ) -> None:
-    with pytest.raises(ShareError, match=sentence):
-        described(config_of(architecture, **changes), Share(0, of))
+    with pytest.raises(ShardError, match=sentence):
+        described(config_of(architecture, **changes), Shard(0, of))
 
 
 @pytest.mark.parametrize("name", ["mixtral_window", "glm4_moe_bfloat16_two_shared", "granite_hybrid", "qwen3_5_moe"])
@@ -206,10 +206,10 @@ def test_a_rank_reads_its_slices_of_experts_and_nothing_else(
         read[stored.name] = read.get(stored.name, 0) + tensor.numel()
         return tensor
 
-    def load(share: Share) -> None:
+    def load(shard: Shard) -> None:
         load_weights(
             checkpoint, load_config(checkpoint), torch.float32, CPU, lambda weight: weight,
-            lambda *at: done.append(at), share,
+            lambda *at: done.append(at), shard,
         )  # fmt: skip
         assert done[-1][0] == done[-1][1], "progress comes to its end"
 
@@ -217,7 +217,7 @@ def test_a_rank_reads_its_slices_of_experts_and_nothing_else(
     load(WHOLE)
     whole = dict(read)
     read.clear()
-    load(Share(1, 2))
+    load(Shard(1, 2))
     of_experts = {name for name in whole if OF_EXPERTS.search(name)}
     assert of_experts
     assert all(2 * read[name] == whole[name] for name in of_experts)

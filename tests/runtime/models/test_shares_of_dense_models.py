@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType
 from runahead.runtime.checkpoint import CheckpointError, open_checkpoint, open_head
 from runahead.runtime.checkpoint.safetensors_header import SafetensorsTensor
 from runahead.runtime.kernels.layers import Attention, Dense, Layer
-from runahead.runtime.kernels.ranks import WHOLE, Share
+from runahead.runtime.kernels.ranks import WHOLE, Shard
 from runahead.runtime.models import weights as weights_module
 from runahead.runtime.models.architecture import EMBEDDING, LM_HEAD, ModelWeights
 from runahead.runtime.models.config.model_config import ModelConfig
@@ -38,10 +38,10 @@ def case_of(name: str) -> Case:
     return next(case for case in CASES if case.name == name)
 
 
-def load(folder: Path, share: Share, config: ModelConfig | None = None, shared: Collection[str] = ()) -> ModelWeights:
+def load(folder: Path, shard: Shard, config: ModelConfig | None = None, shared: Collection[str] = ()) -> ModelWeights:
     checkpoint = open_checkpoint(folder)
     config = config or load_config(checkpoint)
-    return load_weights(checkpoint, config, torch.float32, CPU, lambda weight: weight, share=share, shared=shared)
+    return load_weights(checkpoint, config, torch.float32, CPU, lambda weight: weight, shard=shard, shared=shared)
 
 
 def parts_of(layer: Layer) -> tuple[Attention, Dense]:
@@ -62,7 +62,7 @@ def heads_of(attention: Attention) -> list[list[torch.Tensor]]:
 def test_ranks_have_the_whole_model_s_numbers_between_them(name: str, of: int, tmp_path: Path) -> None:
     """Heads of queries, widths and tokens side by side are the whole's; a rank has the KV head that its heads read."""
     save(case_of(name), tmp_path)
-    check_parts(load(tmp_path, WHOLE), [load(tmp_path, share) for share in ranks(of)])
+    check_parts(load(tmp_path, WHOLE), [load(tmp_path, shard) for shard in ranks(of)])
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_the_first_rank_has_all_that_a_draft_head_reads_of_the_model_once(
     config = load_config(open_checkpoint(tmp_path))
     files = open_eagle(open_head(tmp_path / "head"), config, 64, "draft_model", "context_length")
     assert files.shared(config) == expected
-    whole, plain = load(tmp_path, WHOLE), load(tmp_path, Share(0, 2))
-    part = load(tmp_path, Share(0, 2), shared=files.shared(config))
+    whole, plain = load(tmp_path, WHOLE), load(tmp_path, Shard(0, 2))
+    part = load(tmp_path, Shard(0, 2), shared=files.shared(config))
     assert torch.equal(part.whole_embedding, whole.embedding)
     assert torch.equal(part.embedding, plain.embedding) and torch.equal(part.lm_head, plain.lm_head)
     assert torch.equal(part.whole_lm_head, plain.lm_head if head is eagle3_heads else whole.lm_head)
@@ -97,7 +97,7 @@ def test_the_first_rank_has_all_that_a_draft_head_reads_of_the_model_once(
 @pytest.mark.parametrize("kind", [GGMLQuantizationType.F16, GGMLQuantizationType.Q4_0])
 def test_ranks_have_the_numbers_of_a_gguf_file_between_them(kind: GGMLQuantizationType, tmp_path: Path) -> None:
     path = write(tmp_path / "tiny.gguf", llama(), {"attn_q": kind, "ffn_down": kind, "token_embd": kind})
-    check_parts(load(path, WHOLE), [load(path, share) for share in ranks(2)])
+    check_parts(load(path, WHOLE), [load(path, shard) for shard in ranks(2)])
 
 
 def check_parts(whole: ModelWeights, parts: list[ModelWeights]) -> None:
@@ -142,8 +142,8 @@ def test_a_rank_reads_its_slices_of_the_files_and_nothing_else(tmp_path: Path, m
     load(tmp_path, WHOLE)
     whole = dict(read)
     read.clear()
-    for share in ranks(2):
-        load(tmp_path, share)
+    for shard in ranks(2):
+        load(tmp_path, shard)
     norms = {name for name in whole if "norm" in name}
     repeated = {name for name in whole if "qkv_proj" in name}  # one KV head, which both ranks read
     assert norms and repeated
@@ -156,7 +156,7 @@ def test_a_rank_reads_its_slices_of_the_files_and_nothing_else(tmp_path: Path, m
 def test_random_weights_are_the_same_numbers_for_any_number_of_ranks(of: int) -> None:
     config = small_config()
     whole = dummy_weights(config, torch.float32, CPU, lambda weight: weight)
-    parts = [dummy_weights(config, torch.float32, CPU, lambda weight: weight, share=share) for share in ranks(of)]
+    parts = [dummy_weights(config, torch.float32, CPU, lambda weight: weight, shard=shard) for shard in ranks(of)]
     assert torch.equal(torch.cat([part.embedding for part in parts]), whole.embedding)
     downs = [parts_of(part.layers[1])[1].down.weight for part in parts]
     assert torch.equal(torch.cat(downs, 1), parts_of(whole.layers[1])[1].down.weight)
@@ -170,7 +170,7 @@ def layer_norm(part: Attention | Dense) -> torch.Tensor:
 def test_ranks_of_random_weights_have_the_same_norms_beside_biases(tmp_path: Path) -> None:
     save(case_of("llama_tied_biased"), tmp_path)
     config = load_config(open_checkpoint(tmp_path))
-    parts = [dummy_weights(config, torch.float32, CPU, lambda weight: weight, share=share) for share in ranks(2)]
+    parts = [dummy_weights(config, torch.float32, CPU, lambda weight: weight, shard=shard) for shard in ranks(2)]
     norms = [[layer_norm(each) for layer in part.layers for each in parts_of(layer)] for part in parts]
     assert all(torch.equal(own, other) for own, other in zip(*norms, strict=True))
 
@@ -179,15 +179,15 @@ def test_a_tied_head_that_differs_is_found_by_the_rank_that_has_its_tokens(tmp_p
     """The copy of the head is stored though the model is tied."""
     save(case_of("llama"), tmp_path)
     config = replace(load_config(open_checkpoint(tmp_path)), tie_word_embeddings=True)
-    for share in ranks(2):
+    for shard in ranks(2):
         with pytest.raises(CheckpointError, match=r"lm_head\.weight that differs"):
-            load(tmp_path, share, config)
+            load(tmp_path, shard, config)
 
 
 def test_a_rank_keeps_keys_and_values_of_its_kv_heads_alone() -> None:
     config = small_config(num_heads=8, num_kv_heads=2)
     whole = memory_of(described(config).layers).bytes_kept(16, torch.float32).block
-    kept = [memory_of(described(config, Share(0, of)).layers).bytes_kept(16, torch.float32).block for of in (2, 4, 8)]
+    kept = [memory_of(described(config, Shard(0, of)).layers).bytes_kept(16, torch.float32).block for of in (2, 4, 8)]
     assert kept == [whole // 2, whole // 2, whole // 2], "fewer KV heads than ranks are repeated"
 
 

@@ -151,7 +151,7 @@ def test_the_log_says_what_drafts_and_masks_take(
 @pytest.mark.usefixtures("a_gpu_on_the_cpu")
 def test_a_head_is_counted_with_the_pool_and_handed_to_every_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its keys, values and hidden states take a part of each block, and its weights are said."""
-    head, asked = SimpleNamespace(weight_bytes=1_234, step_share=0.25, parameters=99), []
+    head, asked = SimpleNamespace(weight_bytes=1_234, step_fraction=0.25, parameters=99), []
 
     def load(files: HeadFiles, target: Decoder, positions: int, *, drawn: bool) -> Any:
         asked.append((files.kind, target.config.vocab_size, positions, drawn))
@@ -203,7 +203,7 @@ def test_a_head_is_counted_with_the_pool_and_handed_to_every_program(monkeypatch
 
 @pytest.mark.usefixtures("a_gpu_on_the_cpu")
 def test_a_rank_without_the_head_makes_the_graphs_of_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    head = SimpleNamespace(weight_bytes=1, step_share=0.25, parameters=9)
+    head = SimpleNamespace(weight_bytes=1, step_fraction=0.25, parameters=9)
     monkeypatch.setattr(cuda, "load_drafter", lambda *given, drawn: head)
     found, bundled = Made(monkeypatch), str(BUNDLED / "draft_head")
     made, _ = started(monkeypatch, with_grammars=True, drafter="eagle", draft_model=bundled, load_format="dummy")

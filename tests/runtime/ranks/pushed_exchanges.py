@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import torch
 
-from runahead.runtime.kernels.ranks import Share
+from runahead.runtime.kernels.ranks import Shard
 from tests.runtime.kernels.triton_device import triton_device
 
 triton_device()
@@ -157,7 +157,7 @@ def run(rank: int, ranks: int, file: Path, rounds: int) -> Outcome:
         ),
         torch.from_numpy(host[3:]),
     )  # fmt: skip
-    exchange = GpuRanks(Share(rank, ranks), boxes, counters, WHOLE)
+    exchange = GpuRanks(Shard(rank, ranks), boxes, counters, WHOLE)
     exchange.limit(LIMIT_S if rounds > 0 else 0.5)
     found, right = ([], [], []), ([], [], [])  # type: ignore[var-annotated]
     step, reduce_wait = 0, 0

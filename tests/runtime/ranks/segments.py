@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
-from runahead.runtime.kernels.ranks import ONE_RANK, Share
+from runahead.runtime.kernels.ranks import ONE_RANK, Shard
 from runahead.runtime.models.decoder import Decoder
 
 
@@ -42,12 +42,12 @@ class Segment:
     """`Ranks` of one segment."""
 
     def __init__(self, turns: Turns, rank: int) -> None:
-        self.share = Share(rank, turns.of)
+        self.shard = Shard(rank, turns.of)
         self.turns = turns
 
     def reduce(self, partial: torch.Tensor) -> None:
         self.hand_in(partial)
-        if self.share.is_first:
+        if self.shard.is_first:
             total = torch.zeros_like(partial, dtype=torch.promote_types(partial.dtype, torch.float32))
             for part in self.turns.parts:  # a partial of -0.0 counts as +0.0
                 total += part
@@ -56,14 +56,14 @@ class Segment:
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         self.hand_in(part)
-        return torch.cat(self.turns.parts, 1) if self.share.is_first else part[:, :0]
+        return torch.cat(self.turns.parts, 1) if self.shard.is_first else part[:, :0]
 
     def spread(self, words: Any) -> None:
         raise AssertionError("a model decides nothing")
 
     def hand_in(self, part: torch.Tensor) -> None:
         """Returns when every segment has, and it is this one's turn again."""
-        rank = self.share.rank
+        rank = self.shard.rank
         self.turns.parts[rank] = part.clone()
         self.turns.pass_on(rank)
         self.turns.wait_for(rank)

@@ -35,11 +35,11 @@ def test_numbers_that_change_are_exchanged_without_a_mix_up(of: int) -> None:
     def work(ranks: Ranks) -> list[np.ndarray]:
         found: list[np.ndarray] = []
         for number, each in enumerate(partials):
-            own = torch.from_numpy(each[ranks.share.rank].copy())
-            words = np.full(number % 7 + 1, 100 * number + ranks.share.rank, np.int32)
+            own = torch.from_numpy(each[ranks.shard.rank].copy())
+            words = np.full(number % 7 + 1, 100 * number + ranks.shard.rank, np.int32)
             ranks.reduce(own)
             ranks.spread(words)
-            part = ranks.gather(torch.full((number % 5 + 1, 9), float(ranks.share.rank)))
+            part = ranks.gather(torch.full((number % 5 + 1, 9), float(ranks.shard.rank)))
             found += [own.numpy(), words, part.numpy()]
         return found
 
@@ -83,7 +83,7 @@ def test_ranks_that_are_at_different_exchanges_fail_by_a_sentence() -> None:
 
     def work(own: Ranks) -> str:
         with pytest.raises(RanksError) as error:
-            own.reduce(torch.zeros(4 + own.share.rank))
+            own.reduce(torch.zeros(4 + own.shard.rank))
             own.reduce(torch.zeros(4))
         return str(error.value)
 

@@ -187,7 +187,7 @@ def blocks_of_rank_1(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     oracle(folder, 2)  # is kept, from before memory is short
 
     def make_cache(decoder: Decoder, num_blocks: int, *sizes: int, **named: int) -> KVCache:
-        if decoder.ranks.share.rank == 1 and num_blocks > most:
+        if decoder.ranks.shard.rank == 1 and num_blocks > most:
             raise MemoryError
         return make(decoder, num_blocks, *sizes, **named)
 

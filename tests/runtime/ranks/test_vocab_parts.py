@@ -56,7 +56,7 @@ def test_ranks_choose_the_tokens_of_the_whole_vocabulary(of: int, vocab: int, sa
 
     def work(ranks: Ranks) -> tuple[list[int], list[bool]]:
         assert isinstance(ranks, HostRanks)
-        first = ranks.share.rank * width
+        first = ranks.shard.rank * width
         own = logits[:, first : min(first + width, sampled)].numpy()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -72,7 +72,7 @@ def test_ranks_choose_the_tokens_of_the_whole_vocabulary(of: int, vocab: int, sa
 def test_a_rank_has_what_every_rank_has_said() -> None:
     def work(ranks: Ranks) -> list[int]:
         assert isinstance(ranks, HostRanks)
-        found = [ranks.collect(np.full((count, 3), 10 * count + ranks.share.rank, np.int32)) for count in (1, 40, 0, 2)]
+        found = [ranks.collect(np.full((count, 3), 10 * count + ranks.shard.rank, np.int32)) for count in (1, 40, 0, 2)]
         assert [each.shape for each in found] == [(3, 1, 3), (3, 40, 3), (3, 0, 3), (3, 2, 3)]
         return [int(part.flat[at]) for each in found for part in each if part.size for at in (0, -1)]
 

@@ -161,7 +161,7 @@ class RowStream:
 
     def _add_results(self, experts: PackedExperts, results: Results, norm: Norm | None) -> int:
         sums, ranks = self._sums, self._emb.ranks
-        if not ranks.share.is_whole:
+        if not ranks.shard.is_whole:
             return add_of_ranks(experts.made(results, self._live), ranks, sums, norm)
         dependent = self._depends(True)
         return experts.add(results, self._live, sums.values, norm, sums.scaled, sums.squares, dependent=dependent)
@@ -261,7 +261,7 @@ class RowStream:
         self._pending = partial(self._add_product, x, linear, post_norm, None)
 
     def _embed(self, norm: Norm | None) -> int:
-        if self._emb.ranks.share.is_whole:
+        if self._emb.ranks.shard.is_whole:
             self._work = self._begin(None if norm is None else self._sums, norm)
             return 1
         self._work = self._begin(embeds=False)
@@ -282,7 +282,7 @@ class RowStream:
     ) -> int:
         """Return the number of tiles of the residual's squares. squares: of the norm of x. norm: the next one."""
         sums, ranks = self._sums, self._emb.ranks
-        if post_norm is None and ranks.share.is_whole:
+        if post_norm is None and ranks.shard.is_whole:
             assert norm is not None, "what is read without a norm is normalised before it is added"
             if self._is_separate(linear):
                 product = self._sums_of(x, linear)

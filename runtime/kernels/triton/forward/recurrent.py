@@ -67,7 +67,7 @@ def norm_left(weights: Recurrent) -> Norm | None:
 def squares_of_norm(weights: Recurrent, batch: ForwardBatch, like: torch.Tensor, ranks: Ranks) -> torch.Tensor | None:
     """Allocate the sums of squares of a mixer that leaves its norm's scale to the next product: float64 [tiles, columns
     of `like`]. None: the mixer applies the norm itself, as always if ranks divide the row."""
-    if norm_left(weights) is None or not ranks.share.is_whole:
+    if norm_left(weights) is None or not ranks.shard.is_whole:
         return None
     batch = batch.in_rows or batch
     lone = batch.is_decode and batch.num_rows == 1

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from runahead.runtime.kernels.ranks import WHOLE, Share
+from runahead.runtime.kernels.ranks import WHOLE, Shard
 
 _BLOCK: Final = 1024
 
@@ -29,7 +29,7 @@ def _embed_kernel(token_ids, table, out, first, count, WIDTH: tl.constexpr, BLOC
     tl.store(out + token * WIDTH + i, row, mask=i < WIDTH)
 
 
-def embed(token_ids: torch.Tensor, table: torch.Tensor, scale: float = 1.0, share: Share = WHOLE) -> torch.Tensor:
+def embed(token_ids: torch.Tensor, table: torch.Tensor, scale: float = 1.0, shard: Shard = WHOLE) -> torch.Tensor:
     """Look up embeddings.
     token_ids: int64 [T], in the vocabulary. table: contiguous [vocab / ranks, H], the rank's rows.
     scale: multiplies embeddings. Returns [T, H], zeros for other ranks' tokens.
@@ -40,6 +40,6 @@ def embed(token_ids: torch.Tensor, table: torch.Tensor, scale: float = 1.0, shar
     grid = (tokens, triton.cdiv(width, block))
     count = table.shape[0]
     _embed_kernel[grid](
-        token_ids, table, out, share.rank * count, count, WIDTH=width, BLOCK=block, SCALE=scale, num_warps=1
+        token_ids, table, out, shard.rank * count, count, WIDTH=width, BLOCK=block, SCALE=scale, num_warps=1
     )
     return out

@@ -91,13 +91,13 @@ def _use_sum(
 @triton.jit
 def _reduce_kernel(
     x, residual, gamma, scaled, squares, stride, peers, steps, wait_words, n, WIDTH: tl.constexpr, PARTS: tl.constexpr,
-    RANK: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, SHARES: tl.constexpr,
+    RANK: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, DIVIDED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Sum bfloat16 partials over the ranks, in tiles of WIDTH of their n numbers, a channel a program.
 
     peers: the ranks' mailboxes. ADDS: a row is PARTS tiles, and its sum is added to the residual and goes on as in
-    `separate_epilogue`; stride: between the squares of two parts. SHARES: each rank sums its share of the tiles and
+    `separate_epilogue`; stride: between the squares of two parts. DIVIDED: each rank sums a part of the tiles and
     pushes the sums, in one step.
     """
     let_dependents_start(DEPENDENT)
@@ -111,7 +111,7 @@ def _reduce_kernel(
     tiles = tl.cdiv(tl.cdiv(n, WIDTH) - channel, channels)
     count = tl.cdiv(tiles, TILES)
     state = (dead, tl.full([], 0, tl.int32), tl.full([], 0, tl.int64), tl.full([], 0, tl.int64))
-    first = (RANK + RANKS - channel % RANKS) % RANKS if SHARES else 0
+    first = (RANK + RANKS - channel % RANKS) % RANKS if DIVIDED else 0
     for s in range(count + 1):  # a step is pushed before the one before it is read
         slot = box + ((begun_at + s) & (SLOTS_OF - 1)) * (RANKS * _CAPACITY)
         for turn in range(s * TILES, tl.minimum((s + 1) * TILES, tiles)):
@@ -120,11 +120,11 @@ def _reduce_kernel(
             bits = _pushed(tl.load(x + o, mask=ok, other=0.0).to(tl.int16, bitcast=True))
             for peer in tl.static_range(RANKS):
                 if peer != RANK:
-                    wanted = (ok & ((channel + turn) % RANKS == peer)) if SHARES else ok
+                    wanted = (ok & ((channel + turn) % RANKS == peer)) if DIVIDED else ok
                     tl.store(peers[peer] + slot + RANK * _CAPACITY + (turn - s * TILES) * BLOCK + i, bits, mask=wanted)
         step = begun_at + s - 1
         slot = box + (step & (SLOTS_OF - 1)) * (RANKS * _CAPACITY)
-        for turn in range(tl.maximum(s - 1, 0) * TILES + first, tl.minimum(s * TILES, tiles), RANKS if SHARES else 1):
+        for turn in range(tl.maximum(s - 1, 0) * TILES + first, tl.minimum(s * TILES, tiles), RANKS if DIVIDED else 1):
             tile = channel + turn * channels
             o = tile * WIDTH + i
             ok = (i < WIDTH) if ADDS else (o < n)
@@ -138,14 +138,14 @@ def _reduce_kernel(
                     bits, state = _taken(at, ok, state, step, wait_words, peer, BLOCK)
                 total += _pushed(bits).to(tl.bfloat16, bitcast=True).to(tl.float32)
             rounded = total.to(tl.bfloat16)
-            if SHARES:
+            if DIVIDED:
                 bits = _pushed(rounded.to(tl.int16, bitcast=True))
                 for peer in tl.static_range(RANKS):
                     if peer != RANK:
                         tl.store(peers[peer] + slot + RANK * _CAPACITY + turn * BLOCK + i, bits, mask=ok)
                 rounded = bits.to(tl.bfloat16, bitcast=True)  # as the others have it
             _use_sum(x, residual, gamma, scaled, squares, stride, rounded, old, tile, o, i, ok, WIDTH, PARTS, ADDS)
-    if SHARES:
+    if DIVIDED:
         slot = box + (begun_at & (SLOTS_OF - 1)) * (RANKS * _CAPACITY)
         for away in range(1, RANKS):
             peer = (RANK + away) % RANKS
@@ -163,7 +163,7 @@ def _reduce_kernel(
     tl.store(steps + channel, begun_at + count)
 
 
-def _shares(numbers: int, ranks: int) -> bool:
+def _is_divided(numbers: int, ranks: int) -> bool:
     """Return whether each rank sums a share of the numbers, instead of all of them. All ranks decide alike."""
     return ranks > 2 and numbers >= SHARED_NUMBERS
 
@@ -172,14 +172,14 @@ def push_reduce(partial: torch.Tensor, rank: int, boxes: Mailboxes, counters: Co
     """Replace `partial`, bfloat16 and contiguous, by the sum over ranks: in rank order, in float32, rounded once."""
     assert partial.is_contiguous() and partial.dtype == torch.bfloat16
     flat, ranks = partial.view(-1), len(boxes.parts)
-    divided = _shares(flat.shape[0], ranks)
+    divided = _is_divided(flat.shape[0], ranks)
     for piece in flat.split(CHANNELS * CAPACITY if divided else flat.shape[0]):
         n = piece.shape[0]
         block = _SMALL_BLOCK if n <= CHANNELS * _SMALL_BLOCK else _LARGE_BLOCK
         _reduce_kernel[(min(CHANNELS, triton.cdiv(n, block)),)](
             piece, piece, piece, piece, counters.wait_words.control, 0, boxes.parts, counters.reduces,
             counters.wait_words, n, WIDTH=block, PARTS=1, RANK=rank, RANKS=ranks, BLOCK=block, ADDS=False,
-            SHARES=divided, DEPENDENT=False, num_warps=4 if block == _SMALL_BLOCK else 8,
+            DIVIDED=divided, DEPENDENT=False, num_warps=4 if block == _SMALL_BLOCK else 8,
         )  # fmt: skip
 
 
@@ -210,7 +210,7 @@ def push_reduce_add(
     part = width // parts
     block = triton.next_power_of_2(part)
     assert block <= CAPACITY, "a row is longer than a mailbox"
-    divided, dependent = _shares(rows * width, ranks), dependent_launch_works()
+    divided, dependent = _is_divided(rows * width, ranks), dependent_launch_works()
     most = CHANNELS * (CAPACITY // block) // parts if divided else rows
     for begin in range(0, rows, most):
         there = slice(begin, min(rows, begin + most))
@@ -218,7 +218,7 @@ def push_reduce_add(
         _reduce_kernel[(min(CHANNELS, count * parts),)](
             partial[there], residual[there], following, scaled[there], squares[:, begin:], squares.stride(0),
             boxes.parts, counters.reduces, counters.wait_words, count * width, WIDTH=part, PARTS=parts, RANK=rank,
-            RANKS=ranks, BLOCK=block, ADDS=True, SHARES=divided, DEPENDENT=dependent,
+            RANKS=ranks, BLOCK=block, ADDS=True, DIVIDED=divided, DEPENDENT=dependent,
             num_warps=max(4, min(block // 512, 8)), enable_fp_fusion=False, launch_pdl=dependent,
         )  # fmt: skip
     return parts

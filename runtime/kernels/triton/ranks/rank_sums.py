@@ -27,5 +27,5 @@ def embed_on_ranks(token_ids: torch.Tensor, ends: EmbeddingAndHead, residual: Re
     """The residual becomes the embedded tokens, int64 [T], each of which one rank has. norm, and what is returned: as
     `add_of_ranks`."""
     residual.values.zero_()
-    own = embed(token_ids, ends.embedding, ends.embedding_scale, ends.ranks.share)
+    own = embed(token_ids, ends.embedding, ends.embedding_scale, ends.ranks.shard)
     return add_of_ranks(own, ends.ranks, residual, norm)

@@ -55,7 +55,7 @@ def take_over_sampled(
     """
     words = torch.empty((num_rows, _WORDS), dtype=torch.int32, device=slots.device)
     copied = (state.columns, slots, held, words, num_rows)
-    grid, is_first = (triton.cdiv(num_rows, _ROWS),), ranks.share.is_first
+    grid, is_first = (triton.cdiv(num_rows, _ROWS),), ranks.shard.is_first
     if is_first:
         _words_kernel[grid](*copied, ROWS=_ROWS, PACKS=True, num_warps=4)
     ranks.spread(words)
@@ -72,6 +72,6 @@ def take_over_drafts(
     rows = slots[:num_rows].long()
     words = torch.cat((drafted[rows, None], proposed[rows, :count]), 1)
     ranks.spread(words)
-    if not ranks.share.is_first:
+    if not ranks.shard.is_first:
         drafted[rows] = words[:, 0]
         proposed[rows, :count] = words[:, 1:]

@@ -209,9 +209,9 @@ class DeviceRows:
         """
         assert self.drafts is not None and num_rows <= self.drafts.rows
         slots = self.rows.slots
-        if self.ranks.share.is_first:
+        if self.ranks.shard.is_first:
             self._propose(num_rows, count, forced=forced)
-        if not self.ranks.share.is_whole:
+        if not self.ranks.shard.is_whole:
             take_over_drafts(num_rows, count, slots, self.drafts.proposed, self.drafts.drafted, self.ranks)
         self.prepare_verified(num_rows, 1 + count)
 

@@ -128,7 +128,7 @@ class VocabPart:
 def make_vocab_part(ranks: Ranks, width: int, whole: SamplerBuffers) -> VocabPart | None:
     """None for a whole model, and where a part would cut a block of noise of four tokens. width: of each part. whole:
     buffers of the whole vocabulary, whose results the part's are."""
-    own, rows = ranks.share, whole.kinds.shape[0]
+    own, rows = ranks.shard, whole.kinds.shape[0]
     if own.is_whole or width % 4:
         return None
     tiles, first = triton.cdiv(width, TILE) + own.of - 1, own.rank * width

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import torch
 
 from runahead.runtime.kernels.layers import AttentionShape, DeltaShape, Mamba2Shape
-from runahead.runtime.kernels.ranks import Share, ShareError
+from runahead.runtime.kernels.ranks import Shard, ShardError
 
 ShapeT = TypeVar("ShapeT", Mamba2Shape, DeltaShape)
 
@@ -35,41 +35,41 @@ def indexes_of(things: range, size: int = 1) -> torch.Tensor:
 
 
 def part_of_width(
-    width: int, share: Share, *, pieces: int = 2, what: str = "intermediate numbers"
+    width: int, shard: Shard, *, pieces: int = 2, what: str = "intermediate numbers"
 ) -> tuple[torch.Tensor | None, range | None]:
     """Return the rank's outputs of a feed-forward's first product, int64, and inputs of its last one; None: all.
     pieces: of the first product, `width` outputs each: 2 for gate and up, or 1. what: the numbers' name in errors.
-    Raises ShareError.
+    Raises ShardError.
     """
-    if share.is_whole:
+    if shard.is_whole:
         return None, None
-    inputs = share.part_of(width, what)
+    inputs = shard.part_of(width, what)
     return torch.cat([piece * width + indexes_of(inputs) for piece in range(pieces)]), inputs
 
 
-def part_of_heads(shape: AttentionShape, share: Share) -> tuple[AttentionShape, torch.Tensor | None, range | None]:
+def part_of_heads(shape: AttentionShape, shard: Shard) -> tuple[AttentionShape, torch.Tensor | None, range | None]:
     """Return the rank's heads as an attention, its outputs of queries, keys and values, int64, and its inputs of the
-    last product; None: all. Raises ShareError.
+    last product; None: all. Raises ShardError.
     """
-    if share.is_whole:
+    if shard.is_whole:
         return shape, None, None
-    heads, kv_heads, size = share.part_of(shape.heads, "query heads"), share.kv_heads_of(shape.kv_heads), shape.head_dim
+    heads, kv_heads, size = shard.part_of(shape.heads, "query heads"), shard.kv_heads_of(shape.kv_heads), shape.head_dim
     keys = shape.q_size + indexes_of(kv_heads, size)
     own = torch.cat([indexes_of(heads, size), keys, shape.kv_size + keys])
     part = replace(shape, heads=len(heads), kv_heads=len(kv_heads))
     return part, own, range(heads.start * size, heads.stop * size)
 
 
-def part_of_mamba2(shape: Mamba2Shape, share: Share) -> RecurrentPart[Mamba2Shape]:
-    """Return the rank's part of a Mamba-2 mixer. Raises ShareError if the ranks can't have whole groups."""
-    if share.is_whole:
+def part_of_mamba2(shape: Mamba2Shape, shard: Shard) -> RecurrentPart[Mamba2Shape]:
+    """Return the rank's part of a Mamba-2 mixer. Raises ShardError if the ranks can't have whole groups."""
+    if shard.is_whole:
         return RecurrentPart(shape)
-    if shape.groups % share.of:
-        raise ShareError(
-            f"{share.of} ranks can't have equal parts of {shape.groups} groups of Mamba-2 heads; the number of ranks "
+    if shape.groups % shard.of:
+        raise ShardError(
+            f"{shard.of} ranks can't have equal parts of {shape.groups} groups of Mamba-2 heads; the number of ranks "
             f"must divide {shape.groups}, since the norm of a group is taken over all of its heads"
         )
-    groups, heads = share.part_of(shape.groups, "groups of Mamba-2 heads"), share.part_of(shape.heads, "heads")
+    groups, heads = shard.part_of(shape.groups, "groups of Mamba-2 heads"), shard.part_of(shape.heads, "heads")
     part = replace(shape, heads=len(heads), groups=len(groups))
     x, one_each = indexes_of(heads, shape.head_dim), indexes_of(heads, 1)
     channels = [(shape.inner, x), *[(shape.groups * shape.state, indexes_of(groups, shape.state))] * 2]
@@ -78,13 +78,13 @@ def part_of_mamba2(shape: Mamba2Shape, share: Share) -> RecurrentPart[Mamba2Shap
     return RecurrentPart(part, _joined(outputs), _joined(channels), inner, one_each)
 
 
-def part_of_delta(shape: DeltaShape, share: Share) -> RecurrentPart[DeltaShape]:
-    """Return the rank's part of a gated delta net. Raises ShareError if key heads can't be divided; value heads go with
+def part_of_delta(shape: DeltaShape, shard: Shard) -> RecurrentPart[DeltaShape]:
+    """Return the rank's part of a gated delta net. Raises ShardError if key heads can't be divided; value heads go with
     them.
     """
-    if share.is_whole:
+    if shard.is_whole:
         return RecurrentPart(shape)
-    keys, values = share.part_of(shape.key_heads, "heads of keys"), share.part_of(shape.value_heads, "heads of values")
+    keys, values = shard.part_of(shape.key_heads, "heads of keys"), shard.part_of(shape.value_heads, "heads of values")
     part = replace(shape, key_heads=len(keys), value_heads=len(values))
     v, one_each = indexes_of(values, shape.value_dim), indexes_of(values, 1)
     channels = [*[(shape.keys, indexes_of(keys, shape.key_dim))] * 2, (shape.inner, v)]
