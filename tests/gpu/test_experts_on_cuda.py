@@ -136,7 +136,7 @@ def test_a_decode_launch_with_experts_is_one_graph_and_waits_for_nobody(rows: in
 
 @pytest.mark.parametrize("quantize", ["none", "fp8"])
 def test_a_row_of_a_real_shape_has_the_bits_that_it_has_alone(quantize: str) -> None:
-    from tests.runtime.kernels.test_triton_exact_rows import Watched, crowds, differing
+    from tests.runtime.kernels.test_triton_exact_rows import EVERY_BUCKET, Watched, crowds, differing
 
     real = SHAPES["30B-A3B"]
     config = replace(real, keys={**real.keys, "num_hidden_layers": 2}).described()
@@ -144,7 +144,7 @@ def test_a_row_of_a_real_shape_has_the_bits_that_it_has_alone(quantize: str) -> 
         watched = Watched(config, 613, 2048, quantize=quantize)
         experts = watched.model.weights.layers[-1].feed_forward
         assert isinstance(experts, Experts) and isinstance(experts.down[0].quantized, ExpertFp8) == (quantize == "fp8")
-        assert differing(watched, crowds((1, 2, 8, 64, 96), 2048, (2, 100, 256))) == []
+        assert differing(watched, crowds(EVERY_BUCKET, 2048, (2, 100, 256))) == []
 
 
 @pytest.mark.parametrize("form", [(0, 0), (128, 128), (768, 0)], ids=["channels", "blocks", "tensors"])

@@ -203,11 +203,11 @@ def test_a_decode_launch_is_one_graph_reads_64_bytes_and_waits_for_nobody(archit
 
 
 def test_a_row_of_a_real_shape_has_the_bits_that_it_has_alone() -> None:
-    from tests.runtime.kernels.test_triton_exact_rows import Watched, crowds, differing
+    from tests.runtime.kernels.test_triton_exact_rows import EVERY_BUCKET, Watched, crowds, differing
 
     real = SHAPES["7B-A1B"]
     keys = {**real.keys, "num_hidden_layers": 2, "layer_types": ["mamba", "attention"]}
     config = replace(real, keys=keys).described()
     with torch.inference_mode():
         watched = Watched(config, 613, 2048)
-        assert differing(watched, crowds((1, 2, 8, 64, 96), 2048, (2, 100, 256))) == []
+        assert differing(watched, crowds(EVERY_BUCKET, 2048, (2, 100, 256))) == []
