@@ -7,7 +7,7 @@ from typing import assert_never
 from runahead.runtime.kernels.layers import Activation, ExpertActivation
 
 
-def is_gelu(activation: Activation) -> bool:
+def is_gelu_tanh(activation: Activation) -> bool:
     """Return whether a dense feed-forward's gate is GELU (tanh formula) instead of SiLU."""
     match activation:
         case "silu":

@@ -163,9 +163,9 @@ class Call:
         """
         self.has_finished, self.so_far = has_finished, so_far
         if self.queued is not None and not so_far.timing.HasField("queue"):
-            self.waited("admission", time.monotonic() - self.queued)
+            self.note_wait("admission", time.monotonic() - self.queued)
 
-    def waited(self, waited_for: str, seconds: float) -> None:
+    def note_wait(self, waited_for: str, seconds: float) -> None:
         """Record a wait of its completion. The longest one is kept."""
         if seconds > self.waited_s:
             self.waited_for, self.waited_s = waited_for, seconds
@@ -177,7 +177,7 @@ class Call:
         try:
             yield
         finally:
-            self.waited(waited_for, time.monotonic() - begun)
+            self.note_wait(waited_for, time.monotonic() - begun)
 
     @property
     def was_left(self) -> bool:

@@ -226,7 +226,7 @@ class GenerationServicer(OperatorServicer):
                 has_finished = all(one.finished is not None for one in completions)
                 call.note(has_finished, so_far(completions, stream))
                 if (admitted := stream.admitted) is not None:
-                    call.waited(admitted.waited_for.name.lower(), admitted.waited_s)
+                    call.note_wait(admitted.waited_for.name.lower(), admitted.waited_s)
                 ends = [one.finished for one in stream.completions if one.finished is not None]
                 call.evictions, call.pauses = sum(end.evictions for end in ends), sum(end.pauses for end in ends)
                 call.chunks_deferred = sum(end.chunks_deferred for end in ends)

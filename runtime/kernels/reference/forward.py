@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runahead.runtime.kernels.activations import is_gelu
+from runahead.runtime.kernels.activations import is_gelu_tanh
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.layers import (
     Attention,
@@ -178,7 +178,7 @@ class ReferenceBoundKernels:
         kind = self._kind((Dense, width), lambda tokens: DenseBuffers.make(tokens, width, products))
         gate_up, down = self._bound(weights.gate_up), self._bound(weights.down)
         norm, post_norm = _weight_of(weights.norm), _weight_of(weights.post_norm)
-        gated_mul = gelu_mul if is_gelu(weights.activation) else silu_mul
+        gated_mul = gelu_mul if is_gelu_tanh(weights.activation) else silu_mul
 
         def feed_forward(stream: ReferenceStream) -> None:
             buffers, own = stream.work.buffers, stream.work.of_kinds[kind]

@@ -7,7 +7,7 @@ from typing import Final, cast, get_args
 
 import pytest
 
-from runahead.runtime.kernels.activations import has_gate, is_gelu
+from runahead.runtime.kernels.activations import has_gate, is_gelu_tanh
 from runahead.runtime.kernels.layers import Activation, ExpertActivation
 from tests.project.repository import name_of, parsed, sources
 
@@ -30,12 +30,12 @@ def test_no_other_file_compares_the_name_of_an_activation() -> None:
 
 
 def test_every_activation_is_known() -> None:
-    assert {name: is_gelu(name) for name in get_args(Activation)} == {"silu": False, "gelu_tanh": True}
+    assert {name: is_gelu_tanh(name) for name in get_args(Activation)} == {"silu": False, "gelu_tanh": True}
     assert {name: has_gate(name) for name in get_args(ExpertActivation)} == {"silu": True, "squared_relu": False}
 
 
 def test_an_unknown_activation_is_computed_as_no_other() -> None:
     with pytest.raises(AssertionError, match="relu"):
-        is_gelu(cast(Activation, "relu"))
+        is_gelu_tanh(cast(Activation, "relu"))
     with pytest.raises(AssertionError, match="relu"):
         has_gate(cast(ExpertActivation, "relu"))

@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from runahead.runtime.kernels.activations import is_gelu
+from runahead.runtime.kernels.activations import is_gelu_tanh
 from runahead.runtime.kernels.layers import Activation, Linear, Norm
 from runahead.runtime.kernels.triton.gemm.copies_hopper import STEP, copying_warp, tile_at
 from runahead.runtime.kernels.triton.gemm.end_hopper import ROWS, Sizes, end_tile
@@ -256,7 +256,7 @@ def many_rows_product(
             SCALED=squares is not None,
             EPILOGUE=epilogue,
             HAS_BIAS=linear.bias is not None,
-            GELU=is_gelu(activation),
+            GELU=is_gelu_tanh(activation),
         ),
         DEPENDENT=dependent,
         launch_pdl=dependent,

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from runahead.runtime.kernels.activations import is_gelu
+from runahead.runtime.kernels.activations import is_gelu_tanh
 from runahead.runtime.kernels.layers import Activation, Linear, Norm
 from runahead.runtime.kernels.quantized_weight import FP8_COLUMNS, Fp8Weight
 from runahead.runtime.kernels.triton.gemm.epilogue import ADD, GATED, SQUARED, STORE, Squares
@@ -211,7 +211,7 @@ def _finish(
         STRIDE=0 if found is None else found.shape[1],
         STEP=triton.next_power_of_2(max(tiles, 1)),
         EPILOGUE=epilogue,
-        GELU=is_gelu(activation),
+        GELU=is_gelu_tanh(activation),
         DEPENDENT=dependent,
         num_warps=warps,
         enable_fp_fusion=False,

@@ -25,7 +25,7 @@ import torch
 import triton
 import triton.language as tl
 
-from runahead.runtime.kernels.activations import is_gelu
+from runahead.runtime.kernels.activations import is_gelu_tanh
 from runahead.runtime.kernels.layers import Activation, Linear, Norm
 from runahead.runtime.kernels.triton.gemm.epilogue import (
     ADD,
@@ -190,7 +190,7 @@ def end_of(
         STRIDE=0 if left is None else left.shape[1],
         STEP=step if lone else max(1, min(step, _SQUARES_WORDS // columns)),
         EPILOGUE=epilogue,
-        GELU=is_gelu(activation),
+        GELU=is_gelu_tanh(activation),
         LONE=lone,
     )
 
