@@ -38,7 +38,7 @@ def kinds_that_stay(layers: Sequence[Layer], device: str) -> frozenset[Kind]:
     return frozenset(("fp8", "int4") if dense else ("fp8",))
 
 
-def layers_to_meet(layers: Sequence[Layer]) -> int:
+def layers_to_warm_up(layers: Sequence[Layer]) -> int:
     """Return how many of the first layers contain every kind of layer, with all product sizes and matrix forms."""
     kinds = [
         (

@@ -10,7 +10,7 @@ import torch
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.kernel_set import BoundKernels, KernelSet
-from runahead.runtime.kernels.layer_products import layers_to_meet
+from runahead.runtime.kernels.layer_products import layers_to_warm_up
 from runahead.runtime.kernels.layers import Attention, Dense, EmbeddingAndHead, FeedForward, Layer, Mamba2, Ungated
 from runahead.runtime.kernels.ranks import ONE_RANK, Ranks
 from runahead.runtime.models.architecture import ModelWeights
@@ -50,7 +50,7 @@ class Decoder:
         )
         indexes = count(), count()
         self._layers = tuple(_bound(self._kernels, layer, *indexes) for layer in weights.layers)
-        self._to_meet = layers_to_meet(weights.layers)
+        self._to_warm_up = layers_to_warm_up(weights.layers)
 
     @property
     def num_parameters(self) -> int:
@@ -87,7 +87,7 @@ class Decoder:
         between: called after each layer is run, or on a GPU enqueued. read_hidden: called before the first layer and
         after each. briefly: for warm-up, stop when every kind of layer has run.
         """
-        layers = self._layers[: self._to_meet] if briefly else self._layers
+        layers = self._layers[: self._to_warm_up] if briefly else self._layers
         with self._kernels.stream(batch, cache) as stream:
             for number, layer in enumerate(layers):
                 if read_hidden is not None:

@@ -181,18 +181,18 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self._looked_at: float | None = None
+        self._checked_at: float | None = None
         self._left = self._held = 0
         self._busy_s = self._given_back = 0.0  # both decay with the half-life
 
     def measure(self, held: int, left: int, now: float) -> None:
         """Record a measurement. held: now. left: the total given back so far."""
-        if self._looked_at is not None and (self._held or left > self._left):
-            since_s = now - self._looked_at
+        if self._checked_at is not None and (self._held or left > self._left):
+            since_s = now - self._checked_at
             older = 0.5 ** (since_s / _HALF_LIFE_S)
             self._busy_s = self._busy_s * older + since_s
             self._given_back = self._given_back * older + (left - self._left)
-        self._looked_at, self._held, self._left = now, held, left
+        self._checked_at, self._held, self._left = now, held, left
 
     def wait_s(self, ahead: int) -> float:
         """Return the seconds until `ahead` more is given back, within the bounds of `Limits`."""

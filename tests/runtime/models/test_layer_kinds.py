@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from runahead.runtime.checkpoint import open_checkpoint
-from runahead.runtime.kernels.layer_products import layers_to_meet, products_of
+from runahead.runtime.kernels.layer_products import layers_to_warm_up, products_of
 from runahead.runtime.models.layer_kinds import layer_kinds
 from runahead.runtime.models.read_config import load_config, parse_config
 from runahead.runtime.models.registry import ARCHITECTURES
@@ -64,7 +64,7 @@ def test_experts_of_half_a_layer_and_those_behind_dense_layers_are_counted() -> 
 @pytest.mark.parametrize("name", sorted(PUBLIC))
 def test_the_layers_that_a_start_meets_have_every_size_of_a_product(name: str) -> None:
     layers = described(parse_config(PUBLIC[name], ())).layers
-    met = layers_to_meet(layers)
+    met = layers_to_warm_up(layers)
     sizes = [
         {linear.weight.shape for layer in some for linear in products_of(layer)} for some in (layers, layers[:met])
     ]
@@ -77,7 +77,7 @@ def test_the_layers_that_a_start_meets_have_every_size_of_a_product(name: str) -
     ("name", "met"), [("Qwen3 0.6B", 1), ("Mixtral 8x7B", 1), ("GLM-4.5", 4), ("Qwen3-Next 80B-A3B", 4)]
 )
 def test_a_start_meets_no_more_layers_than_it_takes_for_one_of_each_kind(name: str, met: int) -> None:
-    assert layers_to_meet(described(parse_config(PUBLIC[name], ())).layers) == met
+    assert layers_to_warm_up(described(parse_config(PUBLIC[name], ())).layers) == met
 
 
 def test_windows_and_kinds_of_feed_forward_are_told_apart_in_the_order_of_layers() -> None:

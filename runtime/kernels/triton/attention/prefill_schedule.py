@@ -94,7 +94,7 @@ def seen_of(
     return first_query, count, before, last, begin, end, whole_begin, whole_end
 
 
-def rows_looked_at(rows: int) -> int:
+def rows_scanned(rows: int) -> int:
     """Return how many rows a program scans to find its own: a power of two, the same for any launch of up to 512
     rows; warm-up compiles that form, and the one of more rows.
     """
@@ -115,7 +115,7 @@ def cut_chunks(batch: ForwardBatch, shape: AttentionShape, plan: ChunkPlan) -> C
         work.items,
         work.total,
         rows,
-        ROWS=rows_looked_at(rows),
+        ROWS=rows_scanned(rows),
         TOKENS=tokens,
         TILE=_TILE,
         num_warps=4,

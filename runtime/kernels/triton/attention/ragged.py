@@ -23,7 +23,7 @@ from runahead.runtime.kernels.triton.attention.prefill import prefill_attention
 from runahead.runtime.kernels.triton.attention.prefill_schedule import (
     ChunkWork,
     cut_chunks,
-    rows_looked_at,
+    rows_scanned,
 )
 from runahead.runtime.kernels.triton.attention.prefill_tuning import ChunkPlan, chunk_plan
 from runahead.runtime.kernels.triton.attention.query_tokens import LOG2_E, fold
@@ -136,7 +136,7 @@ def chunk_attention(
         QUERIES=QUERY_TILE,
         TILE_TOKENS=KEY_TILE,
         DIM_PAD=max(triton.next_power_of_2(head_dim), 16),
-        ROWS=rows_looked_at(rows),
+        ROWS=rows_scanned(rows),
         CAP=cap * LOG2_E,
         num_warps=4,
     )

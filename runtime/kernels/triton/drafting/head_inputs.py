@@ -18,7 +18,7 @@ import triton.language as tl
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import Fuse, Norm
-from runahead.runtime.kernels.triton.attention.prefill_schedule import rows_looked_at
+from runahead.runtime.kernels.triton.attention.prefill_schedule import rows_scanned
 
 NOWHERE: Final = -1  # instead of a KV slot: no previous hidden state
 # the previous hidden states: in the batch or a block, in a block, given directly
@@ -137,7 +137,7 @@ class Joining:
         """
         in_rows = batch.in_rows or batch
         single = in_rows.is_decode and in_rows.decode_queries == 1
-        rows = 1 if single else rows_looked_at(in_rows.num_rows)
+        rows = 1 if single else rows_scanned(in_rows.num_rows)
         tables = batch.block_tables
         return self._join(_OF_BATCH, replace(in_rows, block_tables=tables), hidden, None, None, rows, batch.by_token)
 

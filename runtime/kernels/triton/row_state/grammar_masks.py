@@ -122,11 +122,11 @@ def _judge_kernel(
         is_held = tl.full([], 0, tl.int32)
         if is_alive & (epoch != 0):
             position = tl.load(state.seq_len + slot).to(tl.int64)
-            looked_at = tl.full([], 0, tl.int32)
+            verified = tl.full([], 0, tl.int32)
             if drafts is not None:
-                looked_at = tl.minimum(tl.load(drafts.drafted + slot), width - 1)
+                verified = tl.minimum(tl.load(drafts.drafted + slot), width - 1)
             found = tl.full([], 0, tl.int32)  # consecutive masks found
-            for count in range(0, looked_at + 1):
+            for count in range(0, verified + 1):
                 if found == count:
                     line = masks.lines + (slot * LINES + count) * WORDS
                     copy = masks.copies + (slot * LINES + count) * WORDS

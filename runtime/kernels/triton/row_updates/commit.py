@@ -89,14 +89,14 @@ def advance_kernel(
         is_alive = tl.load(state.alive + slot) != 0
         length = tl.load(state.seq_len + slot)
         position = length + n
-        looked_at = tl.full([], 0, tl.int32)
+        verified = tl.full([], 0, tl.int32)
         if drafts is not None:
-            looked_at = tl.load(drafts.drafted + slot)
+            verified = tl.load(drafts.drafted + slot)
         if masks is not None:
             is_held = is_alive & (tl.load(masks.held + slot) != 0)
             is_alive = is_alive & (is_held == 0)
-            looked_at = tl.where(is_held, 0, looked_at)
-        goes_on = n < looked_at
+            verified = tl.where(is_held, 0, verified)
+        goes_on = n < verified
         if drafts is not None:
             goes_on = goes_on & (tl.load(drafts.proposed + slot * SIZES.DRAFTS + n, mask=goes_on, other=0) == token)
         is_stop = n < 0
@@ -145,8 +145,8 @@ def advance_kernel(
         at = (number % SIZES.SLOTS) * SIZES.RING_ROWS + row
         if drafts is not None:
             if SIZES.KEPT > 0:  # grammars may force drafts
-                looked_at += tl.where((looked_at > 0) & (tl.load(drafts.forced + slot) != 0), _FORCED, 0)
-            tl.store(results.drafted + at, looked_at.to(tl.int8))
+                verified += tl.where((verified > 0) & (tl.load(drafts.forced + slot) != 0), _FORCED, 0)
+            tl.store(results.drafted + at, verified.to(tl.int8))
         low = token | tl.where(stopped, _STOPPED, 0) | flags
         low = tl.where(in_run, low, _VOID)
         if masks is not None:

@@ -25,17 +25,17 @@ def verify_inputs_kernel(row_slots, state, drafts, held, states, num_rows, width
     RUN_PAD: tl.constexpr = SIZES.RUN_PAD
     r = tl.arange(0, SIZES.DRAFT_ROWS_PAD)
     slots = tl.load(row_slots + r, mask=r < num_rows, other=SIZES.NULL_SLOT)
-    looked_at = tl.load(drafts.drafted + slots)
+    verified = tl.load(drafts.drafted + slots)
     if held is not None:
-        looked_at = tl.where(tl.load(held + slots) != 0, 0, looked_at)
-    counts = tl.where(r < num_rows, 1 + looked_at, 0)
+        verified = tl.where(tl.load(held + slots) != 0, 0, verified)
+    counts = tl.where(r < num_rows, 1 + verified, 0)
     start = tl.sum(tl.where(r < row, counts, 0), 0)
     own = row < num_rows
     slot = tl.load(row_slots + row, mask=own, other=SIZES.NULL_SLOT).to(tl.int64)
     count = tl.where(own, 1 + tl.load(drafts.drafted + slot), 0)
     is_alive = tl.load(state.alive + slot) != 0
     if held is not None:
-        looked_at_next = tl.minimum(count, width)
+        verified_next = tl.minimum(count, width)
         is_held = tl.load(held + slot) != 0
         is_alive = is_alive & (is_held == 0)
         count = tl.where(is_held, tl.minimum(count, 1), count)
@@ -71,7 +71,7 @@ def verify_inputs_kernel(row_slots, state, drafts, held, states, num_rows, width
         index = row * width + n
         in_run, found_at = there, start + n
         if held is not None:
-            in_run, found_at = n < looked_at_next, kept_at.to(tl.int32)
+            in_run, found_at = n < verified_next, kept_at.to(tl.int32)
         tl.store(drafts.verify_slots + index, tl.where(in_run, slot, SIZES.NULL_SLOT).to(tl.int32), mask=n < width)
         tl.store(drafts.verify_logits + index, tl.where(in_run, found_at, 0), mask=n < width)
         tl.store(drafts.seq_lens + row, tl.where(is_alive, length + count - 1, 0), mask=own)
