@@ -200,7 +200,7 @@ def test_a_row_gets_the_same_bits_alone_and_at_every_place_among_others() -> Non
     logits = random_logits(count, vocab_size, seed=7).to(DEVICE)
     state, penalties = on(DEVICE, state_of(specs, vocab_size)), on(DEVICE, penalties_of(specs, vocab_size))
     buffers = make_sampler_buffers(count, vocab_size, MAX_TOP, DEVICE)
-    for name in ("scores", "guesses", "best_score", "partial_max", "edited_max"):
+    for name in ("edited_logits", "guesses", "best_score", "partial_max", "edited_max"):
         getattr(buffers, name).fill_(float("nan"))  # nothing may be read that was not written
 
     def result(rows: list[int]) -> list[tuple[bytes, ...]]:
