@@ -13,7 +13,7 @@ from runahead.runtime.kernels.triton.ranks.waits import WaitWords
 
 RANKS = 2
 CONSTANTS: dict[str, Any] = {
-    "WIDTH": 1024, "PARTS": 4, "RANK": 1, "RANKS": RANKS, "BLOCK": 1024, "ADDS": True, "SHARES": False,
+    "WIDTH": 1024, "PARTS": 4, "RANK": 1, "RANKS": RANKS, "BLOCK": 1024, "ADDS": True, "DIVIDED": False,
     "DEPENDENT": True,
 }  # fmt: skip
 ADDRESSES: Any = ("*i64",) * 3
