@@ -99,13 +99,16 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """What a test has had of a GPU goes back to it: tests that run beside it in other processes have none of what the
     allocator of this one keeps for later."""
     yield
+    ends_a_file = nextitem is None or nextitem.path != item.path
     if item.get_closest_marker("gpu"):
         import torch
 
         if torch.cuda.is_initialized():
+            if ends_a_file:
+                gc.unfreeze()  # what was frozen with the file before may be garbage now, and keep a GPU's memory
             gc.collect()
             torch.cuda.empty_cache()
-    if nextitem is None or nextitem.path != item.path:
+    if ends_a_file:
         pass_over_what_lasts()
 
 

@@ -50,25 +50,29 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Annotated[
         DtypeName, setting("dtype of weights and activations; auto: float32 on the CPU, the checkpoint's on CUDA")
     ] = "auto"
-    quantize: Annotated[Literal["none", "fp8", "int4"], setting("quantize at load: fp8, or int4 in groups of 128")] = (
-        "none"
-    )
+    quantize: Annotated[
+        Literal["none", "fp8", "int4"], setting("quantize matrices at load: fp8, or int4 in groups of 128")
+    ] = "none"
     kv_dtype: Annotated[
         KvDtype, setting("dtype of keys and values; auto: as dtype; fp8: e4m3 with a scale per KV head")
     ] = "auto"
-    tensor_parallel: Annotated[int, setting("tensor-parallel ranks, each a process with a GPU", ge=1, le=8)] = 1
-    threads: Annotated[int, setting("torch threads of a CPU rank; 0: all cores but at least one", ge=0, le=1024)] = 0
+    tensor_parallel: Annotated[
+        int, setting("tensor-parallel ranks, each a process; on CUDA each with a GPU", ge=1, le=8)
+    ] = 1
+    threads: Annotated[
+        int, setting("torch threads of a CPU rank; 0: an equal part of all cores but one", ge=0, le=1024)
+    ] = 0
     kernel_cache: Annotated[
         str,
         setting(
-            "cache of compiled GPU kernels; empty: TRITON_CACHE_DIR or ~/.triton/cache",
+            "folder of compiled GPU kernels, kept for the next start; empty: TRITON_CACHE_DIR or ~/.triton/cache",
             metavar="FOLDER",
         ),
     ] = ""
     run_ahead: Annotated[
         int,
         setting(
-            "launches queued ahead of the committed one; serial: none; auto: by model",
+            "maximum number of launches queued ahead of the committed one; serial: none; auto: by model",
             ge=AUTO_RUN_AHEAD,
             le=4,
             group="Launches and memory",
@@ -131,8 +135,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     drafter: Annotated[
         Literal["none", "ngram", "eagle", "mtp", "model"],
         setting(
-            "drafter for speculative decoding; ngram: prompt lookup; eagle: a head trained for the model; "
-            "mtp: the checkpoint's head; model: a smaller model with the same vocabulary",
+            "drafter for speculative decoding; ngram: prompt lookup in prompt and completion; eagle: a head trained "
+            "for the model; mtp: the checkpoint's head; model: a smaller model with the same vocabulary",
             group="Drafts",
         ),
     ] = "none"

@@ -43,7 +43,7 @@ class Histogram:
 
 
 def quantile(counts: Sequence[int], fraction: float) -> float:
-    """Return the time in seconds that the fraction `share` of the times do not exceed, assuming a uniform distribution
+    """Return the time in seconds that this fraction of the times do not exceed, assuming a uniform distribution
     within buckets.
 
     counts: `Histogram.counts`, not all zero. Times above every bound count as the highest bound.

@@ -82,7 +82,7 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = BUNDLED
     tokenizer: Annotated[
         Literal["auto", "none"],
-        setting("auto: the checkpoint's, which random weights may lack; none: only token ids"),
+        setting("auto: the checkpoint's, which random weights may lack; none: only token ids in and out"),
     ] = "auto"
     chat_template: Annotated[str, setting("chat template (Jinja); empty: the checkpoint's, if any", metavar="FILE")] = (
         ""
@@ -93,20 +93,22 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
     health_port: Annotated[
         int,
         _port_setting(
-            "plaintext port of health probes; auto: 50052 or the next free one; 0: any free one",
+            "plaintext port of health probes; auto: 50052, or 10, 20, ... higher if a side port is taken; "
+            "0: any free one",
             _PORT_WORDS,
         ),
     ] = AUTO_PORT
     control_port: Annotated[
         int,
         _port_setting(
-            "local port for Stats, Trace and Abort; auto: 50053 or the next free one; 0: any free one", _PORT_WORDS
+            "local port for Stats, Trace and Abort; auto: 50053, moved with the health port; 0: any free one",
+            _PORT_WORDS,
         ),
     ] = AUTO_PORT
     metrics_host: Annotated[str, setting("address of unauthenticated Prometheus metrics")] = LOOPBACK
     metrics_port: Annotated[
         int,
-        _port_setting("plain HTTP port of /metrics; auto: 9464 or the next free one; 0: any free one", _PORT_WORDS),
+        _port_setting("plain HTTP port of /metrics; auto: 9464, moved likewise; 0: any free one", _PORT_WORDS),
     ] = AUTO_PORT
     vllm_facade: Annotated[
         bool, setting("also serve vllm.grpc.engine.VllmEngine, for routers; needs the extra vllm-facade")
@@ -221,13 +223,13 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
         int, setting("of these, of one caller; 0: half where callers have names, else all", ge=0, le=1_000_000)
     ] = 0
     stalled_stream_s: Annotated[
-        float, setting("seconds after which a completion without a reader is ended", ge=0.001, le=3600)
+        float, setting("seconds after which a completion that nobody reads is ended", ge=0.001, le=3600)
     ] = 60.0
     structure_compile_s: Annotated[
         float,
-        setting("CPU seconds to compile a structure", ge=0.01, le=60, group="Structures"),
+        setting("maximum CPU seconds to compile a structure", ge=0.01, le=60, group="Structures"),
     ] = 1.0
-    structure_memory_mb: Annotated[int, setting("MiB of memory to compile a structure", ge=8, le=4096)] = 64
+    structure_memory_mb: Annotated[int, setting("maximum MiB of memory to compile a structure", ge=8, le=4096)] = 64
     frontends: Annotated[
         int,
         setting(
@@ -237,7 +239,7 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
     shutdown_grace_s: Annotated[float, setting("seconds that a shutdown waits for open completions", ge=0, le=3600)] = (
         10.0
     )
-    log_level: Annotated[Level, setting("minimum level of logged events", group="Logs")] = _LOG.level
+    log_level: Annotated[Level, setting("minimum level of logged events, the engine's too", group="Logs")] = _LOG.level
     request_log: Annotated[bool, setting("log a line for each completion, at level info")] = True
     otlp_endpoint: Annotated[str, setting("collector of OpenTelemetry spans; needs the extra otel", metavar="URL")] = ""
     log_format: Annotated[Format, setting("auto: console on a terminal, json elsewhere")] = _LOG.format

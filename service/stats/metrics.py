@@ -166,7 +166,10 @@ def _usual(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
     yield gauge("vllm:cache_config_info", "What the KV cache is, in labels.", 1, labels | config)
     evicted = stats.events["evicted"].count if "evicted" in stats.events else 0
     yield counter(
-        "vllm:num_preemptions", "Requests put back in the queue because KV blocks were lacking.", evicted, labels
+        "vllm:num_preemptions",
+        "Requests put back in the queue, for KV blocks or for a caller without a row.",
+        evicted,
+        labels,
     )
     yield counter(
         "vllm:prefix_cache_queries", "Tokens of prompts looked for in the prefix cache.", stats.queried_tokens, labels

@@ -141,7 +141,7 @@ class HeadFiles:
         return frozenset({EMBEDDING}) if target.tie_word_embeddings and names else names
 
     def shapes(self) -> list[tuple[int, int]]:
-        """Return (in, out) of every product with its matrices, derived ones, or rows of the target's."""
+        """Return (in, out) of every product with its matrices, or rows of the target's."""
         head, _ = _described(self.build)
         linears = (head.fuse.product, head.narrow, *products_of(Layer(head.mixer, head.feed_forward)))
         matrices = [*(linear.weight for linear in linears if linear is not None), head.lm_head]

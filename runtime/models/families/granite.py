@@ -165,7 +165,7 @@ def _read_hybrid(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Gran
 
 
 def _feed_forward(config: GraniteHybridConfig, layer: int, tensors: TensorReader) -> FeedForward:
-    """Build a layer's feed-forward, or the rank's part of its widths. Raises ShareError."""
+    """Build a layer's feed-forward, or the rank's part of its widths. Raises ShardError."""
     own, hidden, width = f"model.layers.{layer}.", config.hidden_size, config.shared_size
     norm = tensors.norm(f"{own}post_attention_layernorm", hidden, config.rms_norm_eps)
     names, beside = ("input_linear", "output_linear"), bool(config.experts)

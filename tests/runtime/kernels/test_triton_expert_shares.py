@@ -59,8 +59,8 @@ def shared_of(width: int, *, bias: bool = False) -> SharedExpert:
         weight = (drawn(rows, columns, seed=seed) * columns**-0.5).to(DEVICE)
         return Linear(weight, drawn(rows, seed=seed + 1).to(DEVICE) if bias else None)
 
-    shard = None if bias else drawn(64, seed=9).to(DEVICE)
-    return SharedExpert(linear(2 * width, 64, 6), linear(64, width, 8), shard)
+    gate = None if bias else drawn(64, seed=9).to(DEVICE)
+    return SharedExpert(linear(2 * width, 64, 6), linear(64, width, 8), gate)
 
 
 @pytest.mark.parametrize("of", [2, 4])

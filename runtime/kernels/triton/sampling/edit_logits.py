@@ -34,8 +34,8 @@ def edit_kernel(
     MASK_AT: tl.constexpr, MASK_LINE: tl.constexpr, MASK_LINES: tl.constexpr, MAX_STOP_IDS: tl.constexpr,
     MAX_BIAS: tl.constexpr, BIAS_BLOCK: tl.constexpr, SAMPLED_VOCAB: tl.constexpr, SIZES: tl.constexpr,
 ):  # fmt: skip
-    """Copy an edited row's logits to `scores` with penalties, masks (-inf) and bias, and find each tile's highest and
-    its id.
+    """Copy an edited row's logits to `edited_logits` with penalties, masks (-inf) and bias, and find each tile's
+    highest and its id.
 
     +inf if a penalty overflows any logit, or a bias an unmasked one: the row has failed.
     masks: some rows have a grammar; the launch's copies have MASK_LINES lines of each row. mask_words: of a row's

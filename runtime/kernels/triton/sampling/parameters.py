@@ -35,7 +35,7 @@ NO_TOKEN = tl.constexpr(0x7FFFFFFF)  # above all ids: it loses every tie
 
 # The bits of `kinds`. A row that is not alive has none.
 ASKS = tl.constexpr(1)  # for log-probabilities
-EDITED = tl.constexpr(2)  # penalties, bias or a mask change its logits, in `scores`
+EDITED = tl.constexpr(2)  # penalties, bias or a mask change its logits, in `edited_logits`
 DRAWS = tl.constexpr(4)  # it has a temperature
 HAS_THRESHOLD = tl.constexpr(8)  # it draws above a threshold, by top-k or top-p
 

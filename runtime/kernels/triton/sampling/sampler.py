@@ -208,7 +208,7 @@ def _enqueue(
     if part is not None:
         part.ranks.best(*peaks, count)
     if full:
-        # Apply penalties, bias and masks; writes edited rows' logits to `scores`.
+        # Apply penalties, bias and masks; writes edited rows' logits to `edited_logits`.
         edit_kernel[programs](
             rows, count, state.columns, penalties, state.allowed.shape[1], masks, buffers, runs, VERIFIES=verifies,
             MOST_DRAFTS=runs.drafts.shape[1], MASK_AT=0 if masks is None else masks.mask_at,
