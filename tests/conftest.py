@@ -118,7 +118,7 @@ def pytest_collection_finish() -> None:
 
 def pass_over_what_lasts() -> None:
     """The garbage collector passes over modules and tests, which last as long as the process. Again after each file,
-    since tests import more. It took 3 % of the time of kernels in Triton's interpreter, and two thirds in files that
+    since tests import more. It took 3 % of the time of kernels in Triton's interpreter, and a third of three files that
     make engines."""
     gc.collect()
     gc.freeze()

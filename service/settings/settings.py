@@ -223,7 +223,7 @@ class FrontEndSettings(msgspec.Struct, frozen=True, kw_only=True):
         int, setting("of these, of one caller; 0: half where callers have names, else all", ge=0, le=1_000_000)
     ] = 0
     stalled_stream_s: Annotated[
-        float, setting("seconds after which a completion that nobody reads is ended", ge=0.001, le=3600)
+        float, setting("seconds after which an unread completion is ended", ge=0.001, le=3600)
     ] = 60.0
     structure_compile_s: Annotated[
         float,
