@@ -1,8 +1,8 @@
 """Compiles FP8 products by groups of warps for a GPU of compute capability 9.0 that need not be there.
 
 `python -m tests.runtime.kernels.compiled_fp8_groups` prints, with a scale for each block and for each channel, rows of
-the batch, the matrix units' instruction, whether both groups wait for the kernels before, and whether the shared memory
-fits.
+the batch, the matrix units' instruction, whether both groups wait for the kernels before, whether the shared memory
+fits, and whether the barriers' memory holds nothing else.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from triton.runtime.jit import JITFunction
 from runahead.runtime.kernels.quantized_weight import Fp8Weight
 from runahead.runtime.kernels.triton.gemm.fp8_hopper import fp8_group_product
 from runahead.runtime.kernels.triton.gemm.fp8_rows import empty_rows
+from tests.runtime.kernels.barrier_memory import reused_barriers
 from tests.runtime.kernels.compiled_launches import SHARED_MEMORY
 from tests.runtime.kernels.pretended_gpu import Address, NoGpu
 
@@ -38,7 +39,8 @@ def main() -> None:
         ptx = kernel.asm["ptx"]
         units = sorted(set(re.findall(r"wgmma\.mma_async\S+", ptx)))
         fits = kernel.metadata.shared <= SHARED_MEMORY[CAPABILITY]
-        print(options["SIZES"].ROWS, *units, ptx.count("griddepcontrol.wait") > 1, fits)
+        is_apart = not reused_barriers(kernel.asm["ttgir"])
+        print(options["SIZES"].ROWS, *units, ptx.count("griddepcontrol.wait") > 1, fits, is_apart)
 
     JITFunction.run = compile_alone
     numbers = _empty(OUTPUTS, DEPTH, dtype=torch.float8_e4m3fn)

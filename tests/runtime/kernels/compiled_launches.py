@@ -31,6 +31,7 @@ from runahead.runtime.models.weights import described
 from runahead.runtime.process.parts import ring_layout, snapshot_tokens, state_bytes
 from runahead.runtime.scheduler.draft_choice import MOST
 from runahead.runtime.wire.engine_config import EngineConfig
+from tests.runtime.kernels.barrier_memory import reused_barriers
 from tests.runtime.kernels.fp8_kv import with_fp8_kv
 from tests.runtime.kernels.kernel_forms import fewest, kinds_of
 from tests.runtime.kernels.pretended_gpu import Address, NoGpu
@@ -114,7 +115,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 class Compiled(msgspec.Struct, frozen=True):
     """One kernel in one form. shared: bytes of shared memory that a program takes. has: which of INSTRUCTIONS.
     unordered: arguments that one of its threads may have written before another has read them. barriers: for all its
-    warps. widths: numbers that lie together in a thread's operands of its matrix products, which order their sums."""
+    warps. widths: numbers that lie together in a thread's operands of its matrix products, which order their sums.
+    reused: operations that take a barrier's shared memory."""
 
     kernel: str
     shared: int
@@ -122,6 +124,7 @@ class Compiled(msgspec.Struct, frozen=True):
     unordered: tuple[str, ...] = ()
     barriers: int = 0
     widths: tuple[str, ...] = ()
+    reused: tuple[str, ...] = ()
 
 
 def compiled_launches(orders: Orders) -> list[Compiled]:
@@ -182,7 +185,8 @@ def _pretend(orders: Orders, found: dict[str, Compiled]) -> Callable[[], None]:
         unordered = read_elsewhere(kernel.asm["ttgir"])
         barriers = kernel.asm["ptx"].count("bar.sync")
         widths = tuple(sorted(set(_WIDTHS.findall(kernel.asm["ttgir"]))))
-        found[kernel.hash] = Compiled(name, kernel.metadata.shared, has, unordered, barriers, widths)
+        reused = reused_barriers(kernel.asm["ttgir"])
+        found[kernel.hash] = Compiled(name, kernel.metadata.shared, has, unordered, barriers, widths, reused)
 
     asked: dict[str, dict[frozenset[tuple[Any, ...]], Callable[[], Any]]] = {}  # by kernel: the first form of each kind
     JITFunction.run = ask

@@ -140,5 +140,5 @@ def test_it_compiles_for_the_matrix_units_of_hopper() -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert not done.returncode, done.stderr
     assert done.stdout.splitlines() == [
-        f"{rows} wgmma.mma_async.sync.aligned.m64n{rows}k32.f32.e4m3.e4m3 True True" for rows in (8, 64, 8, 64)
+        f"{rows} wgmma.mma_async.sync.aligned.m64n{rows}k32.f32.e4m3.e4m3 True True True" for rows in (8, 64, 8, 64)
     ]

@@ -72,9 +72,11 @@ def compiled(orders: Orders, cache: Path) -> Sequence[Compiled]:
 
 
 def check(found: Sequence[Compiled], capability: tuple[int, int], dependent: bool) -> None:
-    """They fit, have no instruction that this GPU does not know, and read what they change before any thread does."""
+    """They fit, have no instruction that this GPU does not know, read what they change before any thread does, and
+    leave a barrier's memory to the barrier."""
     assert found
     assert [kernel for kernel in found if kernel.unordered] == []
+    assert [kernel for kernel in found if kernel.reused] == [], "a barrier's memory holds other data"
     assert [kernel for kernel in found if kernel.shared > SHARED_MEMORY[capability]] == []
     has = {name for kernel in found for name in kernel.has}
     assert ("griddepcontrol.wait" in has) == dependent

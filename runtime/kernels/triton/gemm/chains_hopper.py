@@ -170,9 +170,13 @@ def chains_kernel(
         rings = rings + (made,)  # noqa: RUF005
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], MARK)
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], MARK)
-    order = gl.allocate_shared_memory(gl.int64, [2, 1], MARK)
-    mbarrier.init(order.index(0), count=1)
-    mbarrier.init(order.index(1), count=1)
+    order = ready
+    # Only where it is used: the compiler gives the memory of an unused barrier to other data, which a barrier's memory
+    # does not keep when another process gets the GPU in between.
+    if SIZES.SPLIT or (SIZES.SEGMENTS > 1 and PIECES[0] > _ROWS):
+        order = gl.allocate_shared_memory(gl.int64, [2, 1], MARK)
+        mbarrier.init(order.index(0), count=1)
+        mbarrier.init(order.index(1), count=1)
     for stage in gl.static_range(STAGES):
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(free.index(stage), count=2)
