@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,6 +70,14 @@ def test_what_was_not_measured_takes_a_default_that_fits(
         tile = tiling.rows * (2 if epilogue == "gated" else 1)
         assert (tile + min(columns, tiling.columns)) * tiling.block * itemsize * tiling.stages <= shared
         assert not tiling.spread or outputs * columns * tiling.splits <= SPLIT_WORDS
+
+
+def test_few_rows_do_not_take_what_was_measured_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = Tiling(rows=64, block=128, splits=2, stages=4, warps=8)
+    monkeypatch.setattr(tuning, "_measured", lambda: {tuning.tiling_key(4096, 1024, 64, "store"): asdict(many)})
+    for columns in (2, 8):
+        assert tuning.rows_tiling(4096, 1024, columns, "store") == tuning.default_tiling(4096, 1024, 8, 1, 2)
+    assert tuning.rows_tiling(4096, 1024, 16, "store") == many
 
 
 def test_float32_has_one_tile_of_keys_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

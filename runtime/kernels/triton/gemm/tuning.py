@@ -23,6 +23,7 @@ TABLE: Final = Path(__file__).with_name("measured_tilings.json")
 _INTERPRETED_PROGRAMS: Final = 8  # of attention, where there is no GPU
 SPLIT_WORDS: Final = 1 << 21  # float32 numbers that the programs of a split product leave, at most
 _MEASURED_ITEMSIZE: Final = 2  # bytes of a weight where the table was measured
+_MOST_MEASURED: Final = 512  # rows of the batch in the table, at most
 _DEPTH_MULTIPLE: Final = 64  # of the depth, that a block has at least
 LEAST_COLUMNS: Final = 8  # rows of the batch that the matrix units take
 _TILE: Final = 64  # rows of the weights that a program has by default
@@ -142,8 +143,11 @@ def _direct(depth: int, halves: int, splits: int) -> Tiling:
 def measured_tiling(outputs: int, depth: int, columns: int, epilogue: str, itemsize: int = 2) -> dict[str, Any] | None:
     """Return the table's entry for a product, or None: see `rows_tiling`. All entries of one product have the same
     number of parts."""
-    # What is best for more rows is taken to be good for fewer.
+    # What is best for more rows is taken to be good for fewer, but up to LEAST_COLUMNS the default has another form.
+    most = LEAST_COLUMNS if columns <= LEAST_COLUMNS else _MOST_MEASURED
     for factor in (1, 2, 4, 8, 16, 32) if itemsize == _MEASURED_ITEMSIZE else ():
+        if factor * columns > most:
+            break
         found = measured_entry(tiling_key(outputs, depth, factor * columns, epilogue))
         if found is not None:
             return found
