@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runahead.cuda_graphs.device import Device
-from runahead.runtime.engine.figures import Figures, IntervalLog, Latencies, LoopTimes
+from runahead.runtime.engine.figures import Figures, Histogram, IntervalLog, Latencies, LoopTimes
 from runahead.runtime.masks.masks import Masks
 from runahead.runtime.scheduler.drafts import DraftPolicy, tokens_per_launch
 from runahead.runtime.scheduler.scheduler import Scheduler
 from runahead.runtime.watchdog import Watchdog
-from runahead.runtime.wire.figures import EngineStats, EventStats, Histogram, HistogramStats
+from runahead.runtime.wire.figures import EngineStats, EventStats, HistogramStats
 from runahead.runtime.wire.messages import EngineInfo
 
 # Figures with the same names in `EngineStats`: the scheduler's counters, `Figures`, `DeviceCounters`, pools.

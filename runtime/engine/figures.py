@@ -6,6 +6,7 @@ tuple.
 
 from __future__ import annotations
 
+import bisect
 import enum
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -22,16 +23,18 @@ from runahead.runtime.scheduler.drafts import DraftPolicy, tokens_per_launch
 from runahead.runtime.scheduler.ledger import Launch
 from runahead.runtime.scheduler.outcomes import Commit
 from runahead.runtime.scheduler.steady_decode import TokenTimes
-from runahead.runtime.wire.figures import MAX_TRACED, Histogram, LaunchTimes, Trace
+from runahead.runtime.wire.figures import BOUNDS_S, MAX_TRACED, LaunchTimes, Trace
 
 _WAITS: Final = 4 * MAX_TRACED
+_BOUNDS: Final = np.array(BOUNDS_S)
+_BUCKETS: Final = len(BOUNDS_S) + 1
 
 
 def kind_of(shape: LaunchShape) -> str:
     """Return decode, mixed or closing."""
-    if shape.is_closing:
-        return "closing"
-    return "decode" if shape.is_decode else "mixed"
+    if shape.is_decode:
+        return "decode"
+    return "mixed" if shape.rows else "closing"
 
 
 @dataclass(slots=True)
@@ -100,6 +103,26 @@ class Figures:
         """Overlapped launches as a fraction of launches that could overlap; 0 before the first."""
         could = self.retired - self.firsts_after_idle
         return self.overlapped / could if could else 0.0
+
+
+class Histogram:
+    """A histogram. counts: int64 [len(BOUNDS_S) + 1]; bucket i has times above bound i - 1 up to bound i, the last one
+    those above every bound. sum_s: the sum in seconds.
+    """
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(_BUCKETS, np.int64)
+        self.sum_s = 0.0
+
+    def add(self, seconds: float, times: int = 1) -> None:
+        """Add the same time, `times` times."""
+        self.counts[bisect.bisect_left(BOUNDS_S, seconds)] += times
+        self.sum_s += seconds * times
+
+    def add_each(self, seconds: NDArray[np.float64]) -> None:
+        """Add several times, [n]."""
+        self.counts += np.bincount(_BOUNDS.searchsorted(seconds), minlength=_BUCKETS)
+        self.sum_s += float(np.add.reduce(seconds))
 
 
 class Latencies:

@@ -1,7 +1,7 @@
 """Admits calls: who calls, which methods they may call, what calls hold and may hold.
 
-The engine serves all front ends and names a request by caller and id: see `Ownership` in
-`runahead.service.servicers.control_servicer`.
+The engine serves all front ends and names a request by caller and id: see `engine_prefix` in
+`runahead.service.contract.validation`.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from runahead.service.contract.errors import (
 )
 from runahead.service.contract.inputs import CheckedChat, StructureSource, check_chat, check_structure
 from runahead.service.contract.limits import LIMITS
+from runahead.service.credentials.callers import Caller
 from runahead.v1 import (
     AbortRequest,
     GenerateOnceRequest,
@@ -132,6 +133,23 @@ def check_request(request: AnyGenerateRequest, info: EngineInfo, has_tokenizer: 
         add_special_tokens=request.add_special_tokens or not request.HasField("add_special_tokens"),
         structure=structure,
         n=n,
+    )
+
+
+def engine_prefix(caller: Caller) -> str:
+    """Return what precedes the caller's request ids in the engine: nothing without authentication."""
+    return f"{caller.name}/" if caller.name else ""
+
+
+def owned_by(caller: Caller, request: CheckedRequest, *, shares_prefixes: bool) -> CheckedRequest:
+    """Return the request as the engine gets it. Unless prefixes are shared, it finds only its caller's blocks."""
+    prefix = engine_prefix(caller)
+    return replace(
+        request,
+        engine_id=prefix + request.request_id,
+        cache_salt=request.cache_salt if shares_prefixes else prefix + request.cache_salt,
+        caller=caller.name,
+        outranks="priority" in caller.rights,
     )
 
 

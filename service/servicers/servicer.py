@@ -27,6 +27,7 @@ from runahead.service.contract.validation import (
     check_once,
     check_request,
     each_alone,
+    owned_by,
 )
 from runahead.service.engine.engine_client import SocketEngineClient
 from runahead.service.engine.request_stream import (
@@ -35,7 +36,7 @@ from runahead.service.engine.request_stream import (
     SlowReaderError,
     StalledReaderError,
 )
-from runahead.service.servicers.control_servicer import OperatorServicer, Ownership
+from runahead.service.servicers.control_servicer import OperatorServicer
 from runahead.service.servicers.model_info import model_info
 from runahead.service.settings.settings import FrontEndSettings
 from runahead.service.shared_memory.board import Board
@@ -284,8 +285,7 @@ class GenerationServicer(OperatorServicer):
                 check_once(request)
             checked = check_request(request, self._engine.info, has_tokenizer=self._tokenizer is not None)
             call.request_id = checked.request_id
-            owner = Ownership(current_caller())
-            owned = owner.own(checked, shares_prefixes=self._settings.share_prefix_cache)
+            owned = owned_by(current_caller(), checked, shares_prefixes=self._settings.share_prefix_cache)
             return await self._preparing.submitted(owned, account, holding, once=once)
         except ServiceError:
             self.counters.refused += 1

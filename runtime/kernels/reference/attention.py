@@ -247,7 +247,7 @@ def attend(
         out = sums if out is None else out.add_(sums)
     if out is None:
         return q.new_zeros((plan.tokens, plan.shape.q_size))
-    return out.view(plan.tokens, plan.shape.q_size)
+    return out.view(plan.tokens, -1)
 
 
 def silence_sparse_warning() -> None:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from runahead.runtime.engine.figures import Latencies
+from runahead.runtime.engine.figures import Histogram, Latencies
 from runahead.runtime.scheduler.outcomes import Commit
 from runahead.runtime.scheduler.steady_decode import TokenTimes
 from runahead.runtime.wire import messages as m
-from runahead.runtime.wire.figures import BOUNDS_S, Histogram
+from runahead.runtime.wire.figures import BOUNDS_S
 from tests.cuda_graphs.simulated_device import seeded_schedule
 from tests.runtime.chain import Chain, make_chain, no_step
 from tests.runtime.pressure import HIGH_PROMPT, LOW_PROMPT, one_above_another, phase_of, turn_until_event

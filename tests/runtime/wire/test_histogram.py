@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runahead.runtime.wire.figures import BOUNDS_S, Histogram, quantile
+from runahead.runtime.engine.figures import Histogram
+from runahead.runtime.wire.figures import BOUNDS_S, quantile
 
 times = st.lists(st.floats(0, 5000, allow_nan=False), min_size=1, max_size=60)
 
