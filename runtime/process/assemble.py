@@ -22,21 +22,21 @@ from runahead.runtime.process.cpu import make_on_cpu
 from runahead.runtime.process.device_choice import why_no_gpu, with_device
 from runahead.runtime.process.parts import Assembled, MadeOnDevice, MakeOnDevice
 from runahead.runtime.process.progress import Progress, shown_captures
-from runahead.runtime.process.sizes import boundary_tokens
+from runahead.runtime.scheduler.plan_bounds import SchedulerLimits
 from runahead.runtime.wire.engine_config import ConfigError, EngineConfig, check_config
 from runahead.runtime.wire.messages import EngineInfo, Exactness, PromptLaunches
 
 EXACT: Final = Exactness(True, "no order of sums depends on the rows beside a completion")
 
 
-def engine_info(made: MadeOnDevice, context: int, checkpoint: Checkpoint) -> EngineInfo:
+def engine_info(made: MadeOnDevice, limits: SchedulerLimits, checkpoint: Checkpoint) -> EngineInfo:
     """Describe the engine to front ends. checkpoint: the model's."""
     config, model = made.config, made.model
     return EngineInfo(
         model=config.served_name or model_name(Path(config.model)),
         architecture=model.config.architecture,
         vocab_size=model.config.vocab_size,
-        context_length=context,
+        context_length=limits.context_length,
         eos_token_ids=model.config.eos_token_ids,
         bos_token_id=-1 if model.config.bos_token_id is None else model.config.bos_token_id,
         max_rows=config.max_rows,
@@ -50,10 +50,10 @@ def engine_info(made: MadeOnDevice, context: int, checkpoint: Checkpoint) -> Eng
         parameters=model.num_parameters,
         tensor_parallel=config.tensor_parallel,
         penalty_slots=config.penalty_slots,
-        prefix_cache=parts.finds_prefixes(config, model.config, made.snapshots, context),
+        prefix_cache=limits.finds_prefixes,
         state_bytes=parts.bytes_kept(config, model.config, model.dtype).row,
         snapshots=made.snapshots,
-        snapshot_blocks=boundary_tokens(config, context) // config.block_size if made.snapshots else 0,
+        snapshot_blocks=limits.snapshot_tokens // config.block_size,
         exactness=EXACT,
         structures=made.masks is not None,
         layers=layer_kinds(model.weights.layers),
@@ -100,27 +100,22 @@ def assemble(config: EngineConfig, loading: Progress, capturing: Progress | None
     described = load_config(checkpoint)
     context = parts.check_model(config, described)
     made = make(config, checkpoint, described, context, loading, capturing or shown_captures())
-    if config.prefix_cache and not parts.finds_prefixes(config, described, made.snapshots, context):
+    scheduler = parts.make_scheduler(
+        made.config,
+        described,
+        made.blocks,
+        context,
+        made.draft_rows,
+        parts.forced_drafts(config, described) if made.masks else 0,
+        made.draft_step,
+        made.snapshots,
+    )
+    if config.prefix_cache and not scheduler.limits.finds_prefixes:
         structlog.get_logger("engine").info("prefix_cache_off", why=parts.why_no_prefixes(config, described, context))
-    info = engine_info(made, context, checkpoint)
+    info = engine_info(made, scheduler.limits, checkpoint)
     for weights in info.weights:
         structlog.get_logger("engine").info("weights", **msgspec.structs.asdict(weights))
-    return Assembled(
-        made.device,
-        parts.make_scheduler(
-            made.config,
-            described,
-            made.blocks,
-            context,
-            made.draft_rows,
-            parts.forced_drafts(config, described) if made.masks else 0,
-            made.draft_step,
-            made.snapshots,
-        ),
-        info,
-        made.poison,
-        made.masks or Masks(),
-    )
+    return Assembled(made.device, scheduler, info, made.poison, made.masks or Masks())
 
 
 def _maker(config: EngineConfig) -> MakeOnDevice:

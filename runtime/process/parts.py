@@ -221,13 +221,6 @@ def state_bytes(model: ModelConfig) -> int:
     return sum(kept.state_bytes for kept in memory_of(described(model).layers).kept)
 
 
-def finds_prefixes(config: EngineConfig, model: ModelConfig, snapshots: int, context: int) -> bool:
-    """Whether prompts share cached blocks. A model with recurrent states needs snapshots for it: a row that begins
-    behind cached blocks needs the state after their tokens.
-    """
-    return config.prefix_cache and (not state_bytes(model) or (snapshots > 0 and has_boundaries(config, context)))
-
-
 def snapshots_in(config: EngineConfig, kept: KeptBytes, context: int, memory: int | None) -> int:
     """Return the number of state snapshots for a device that supports them. Default: one for each row, in at most a
     quarter of `memory` bytes after the rows' states, and without the blocks of one full-length request. memory None:

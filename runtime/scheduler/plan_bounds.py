@@ -58,7 +58,9 @@ class SchedulerLimits:
 
     @property
     def finds_prefixes(self) -> bool:
-        """Return whether blocks are kept findable."""
+        """Return whether blocks are kept findable. A model with recurrent states needs snapshots for it: a row that
+        begins behind cached blocks needs the state after their tokens.
+        """
         return self.prefix_cache and (not self.has_state or (self.snapshots > 0 and self.snapshot_tokens > 0))
 
     def cuts(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:

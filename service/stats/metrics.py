@@ -72,15 +72,8 @@ def engine_histogram(name: str, what: str, times: HistogramStats, labels: Mappin
     return family
 
 
-def add_histogram(
-    family: HistogramMetricFamily, labels: Sequence[str], bounds: Sequence[float], counts: Sequence[int], sum_s: float
-) -> None:
-    """Add a series. counts: by bucket, the last above every bound."""
-    family.add_metric(labels, _cumulative(bounds, counts, 1), sum_s)
-
-
-def _cumulative(bounds: Sequence[float], counts: Sequence[int], step: int) -> list[tuple[str, float]]:
-    """Make Prometheus's cumulative buckets."""
+def _cumulative(bounds: Sequence[float], counts: Sequence[int], step: int = 1) -> list[tuple[str, float]]:
+    """Make Prometheus's cumulative buckets. counts: by bucket, the last above every bound."""
     buckets: list[tuple[str, float]] = []
     below = 0
     for index, (bound, count) in enumerate(zip(bounds, counts, strict=False)):
@@ -272,5 +265,5 @@ def _calls(board: Board) -> Iterator[Metric]:
             for code, count in zip(CODES, figures.ended, strict=True):
                 if count:
                     handled.add_metric((*method, code), count)
-            add_histogram(times, method, CALL_BOUNDS_S, figures.times, figures.sum_s)
+            times.add_metric(method, _cumulative(CALL_BOUNDS_S, figures.times), figures.sum_s)
     yield from (started, handled, times)

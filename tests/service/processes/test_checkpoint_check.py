@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 from pathlib import Path
@@ -54,22 +53,6 @@ def test_weights_are_not_looked_at_where_none_are_asked_for(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text("{}")
     check(EngineConfig(model=str(tmp_path), load_format="dummy"))
     assert "has neither model.safetensors" in refused(EngineConfig(model=str(tmp_path)))
-
-
-@pytest.mark.parametrize("merge", ["b a", ["b", "a"]], ids=["as one text", "as a pair"])
-def test_a_tokenizer_on_which_the_library_would_abort_is_a_sentence(merge: Any, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    model = {
-        "type": "BPE",
-        "vocab": {"b": 0, "##a": 1, "b##a": 2},
-        "merges": ["b ##a"],
-        "continuing_subword_prefix": "##",
-    }
-    config = EngineConfig(model=str(tmp_path), load_format="dummy")
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": model}))
-    check(config)
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": model | {"merges": [merge]}}))
-    assert "continuing_subword_prefix is '##', and 'a' in its merges continues a word without it" in refused(config)
 
 
 def test_files_that_take_too_much_memory_are_refused(tmp_path: Path) -> None:

@@ -40,6 +40,14 @@ def test_a_broken_tokenizer_is_refused_by_the_files_name(tmp_path: Path) -> None
         load_tokenizer(FolderCheckpoint(tmp_path))
 
 
+def test_a_tokenizer_on_which_the_library_panics_is_refused_by_the_files_name(tmp_path: Path) -> None:
+    vocab, prefix = {"a": 0, "b": 1, "ab": 2}, "##"  # which the library cuts off from what has none
+    model = {"type": "BPE", "vocab": vocab, "merges": [["a", "b"]], "continuing_subword_prefix": prefix}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": model}), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"the tokenizer of .* is not readable"):
+        load_tokenizer(FolderCheckpoint(tmp_path))
+
+
 def test_truncation_and_padding_saved_with_a_tokenizer_change_no_prompt(tmp_path: Path) -> None:
     tokenizer = byte_level_tokenizer()
     tokenizer.enable_truncation(2)
