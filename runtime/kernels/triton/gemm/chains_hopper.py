@@ -81,14 +81,13 @@ def _one_sum(ring, done, GROUP_OF: gl.constexpr, SIZES: gl.constexpr):
 
 @gluon.jit
 def _segment(ring, order, done, GROUP_OF: gl.constexpr, SIZES: gl.constexpr):
-    """Return the sums of the group's next segment. PACED: the groups issue their chains alternately."""
+    """Return the sums of the group's next segment."""
     row_ring, rings, ready, free = ring
     STAGES: gl.constexpr = SIZES.STAGES
     CHAIN: gl.constexpr = SIZES.CHAIN
-    PACED: gl.constexpr = rings[0].shape[1] > 64 and not SIZES.SPLIT  # measured
     sums = _no_sums(rings[0])
     for _ in range(SIZES.DEPTH // (SIZES.SEGMENTS * CHAIN * _STEP)):
-        if PACED:  # the first group does not wait for its first chain
+        if SIZES.PACED:  # the first group does not wait for its first chain
             mbarrier.wait(order.index(GROUP_OF), done // CHAIN & 1 ^ (1 - GROUP_OF))
         chain = _no_sums(rings[0])
         for step in gl.static_range(CHAIN):
@@ -96,7 +95,7 @@ def _segment(ring, order, done, GROUP_OF: gl.constexpr, SIZES: gl.constexpr):
             mbarrier.wait(ready.index(stage), phase)
             weights = rings[0].index(stage * 2 + GROUP_OF if SIZES.SPLIT else stage).permute((1, 0))
             chain = warpgroup_mma(row_ring.index(stage * 2 + GROUP_OF), weights, chain, use_acc=step > 0, is_async=True)
-        if PACED:
+        if SIZES.PACED:
             mbarrier.arrive(order.index(1 - GROUP_OF), count=1)
         for step in gl.static_range(CHAIN):
             chain = warpgroup_mma_wait(CHAIN - 1 - step, deps=[chain])
@@ -173,7 +172,7 @@ def chains_kernel(
     order = ready
     # Only where it is used: the compiler gives the memory of an unused barrier to other data, which a barrier's memory
     # does not keep when another process gets the GPU in between.
-    if SIZES.SPLIT or (SIZES.SEGMENTS > 1 and PIECES[0] > _ROWS):
+    if SIZES.SPLIT or SIZES.PACED:
         order = gl.allocate_shared_memory(gl.int64, [2, 1], MARK)
         mbarrier.init(order.index(0), count=1)
         mbarrier.init(order.index(1), count=1)
@@ -256,6 +255,7 @@ def many_rows_product(
             HALVES=halves,
             BOX=box,
             SPLIT=split,
+            PACED=splits > 1 and not split and pieces[0] > ROWS,  # measured
             STAGES=min(_MOST_STAGES, _RING_BYTES // stage_bytes),
             SCALED=squares is not None,
             EPILOGUE=epilogue,

@@ -38,6 +38,7 @@ class Sizes(NamedTuple):
     HALVES: int
     BOX: int  # rows of the weights that are copied at a time
     SPLIT: bool  # the groups divide the segments
+    PACED: bool  # the groups issue their chains alternately
     STAGES: int
     SCALED: bool  # a norm is before the product
     EPILOGUE: int
