@@ -94,53 +94,14 @@ def _copying_group(weights, rows, weight_ring, row_ring, ready, free, SIZES: gl.
 
 
 @gluon.jit
-def _begun(
-    weight_ring, row_ring, ready, done, scales, of_blocks, block, nothing, LAYOUT: gl.constexpr, SIZES: gl.constexpr
-):
-    """Begin the products of a stage's blocks, and load what they are multiplied by. done: stages before it. block: its
-    first one of the depth."""
-    ROW_SCALES: gl.constexpr = SIZES.ROW_SCALES
-    ROWS: gl.constexpr = SIZES.ROWS
-    PIECES: gl.constexpr = SIZES.PIECES
-    stage = done % SIZES.STAGES
-    by = ()
-    for piece in gl.static_range(PIECES):
-        row = gl.arange(0, ROWS, gl.SliceLayout(0, LAYOUT))
-        at = scales + (block + piece) * ROW_SCALES + row
-        if ROWS > ROW_SCALES:
-            found = gl.load(at, mask=row < ROW_SCALES, other=0.0)
-        else:
-            found = gl.load(at)
-        if SIZES.HAS_BLOCKS:
-            found = found * gl.load(of_blocks + block + piece)
-        by = by + (gl.expand_dims(found, 0).broadcast_to([_LINES, ROWS]),)  # noqa: RUF005
-    mbarrier.wait(ready.index(stage), done // SIZES.STAGES & 1)
-    products = ()
-    for piece in gl.static_range(PIECES):
-        weights, x = weight_ring.index(stage * PIECES + piece), row_ring.index(stage * PIECES + piece).permute((1, 0))
-        products = products + (warpgroup_mma(weights, x, nothing, use_acc=False, is_async=True),)  # noqa: RUF005
-    return products, by
-
-
-@gluon.jit
-def _added(acc, products, by, free, done, LATER: gl.constexpr, SIZES: gl.constexpr):
-    """Add the products of a stage's blocks, and release it. LATER: products that began after them."""
-    PIECES: gl.constexpr = SIZES.PIECES
-    for piece in gl.static_range(PIECES):
-        made = warpgroup_mma_wait(LATER + PIECES - 1 - piece, deps=[products[piece]])
-        if piece == PIECES - 1:
-            mbarrier.arrive(free.index(done % SIZES.STAGES), count=1)
-        acc = gl.fma(made, by[piece], acc)
-    return acc
-
-
-@gluon.jit
 def _computing_group(
     weight_ring, row_ring, ready, free, scales, block_scales, out, num_rows, SIZES: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    """Compute the tiles."""
+    """Compute the tiles. AT_ONCE: stages whose products begin before the first one's are added."""
+    STAGES: gl.constexpr = SIZES.STAGES
     ROWS: gl.constexpr = SIZES.ROWS
+    ROW_SCALES: gl.constexpr = SIZES.ROW_SCALES
     PIECES: gl.constexpr = SIZES.PIECES
     AT_ONCE: gl.constexpr = SIZES.AT_ONCE
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 32])
@@ -153,15 +114,31 @@ def _computing_group(
         line = tile * _LINES
         of_blocks = block_scales + line // _COLUMNS * SIZES.ALONG
         acc = gl.zeros([_LINES, ROWS], gl.float32, SUMS)
-        for block in range(0, SIZES.BLOCKS, AT_ONCE * PIECES):
-            first, by_first = _begun(weight_ring, row_ring, ready, done, scales, of_blocks, block, nothing, SUMS, SIZES)
-            if AT_ONCE > 1:
-                second, by_second = _begun(
-                    weight_ring, row_ring, ready, done + 1, scales, of_blocks, block + PIECES, nothing, SUMS, SIZES
-                )
-            acc = _added(acc, first, by_first, free, done, (AT_ONCE - 1) * PIECES, SIZES)
-            if AT_ONCE > 1:
-                acc = _added(acc, second, by_second, free, done + 1, 0, SIZES)
+        for first in range(0, SIZES.BLOCKS, AT_ONCE * PIECES):
+            products, by = (), ()
+            for nth in gl.static_range(AT_ONCE):
+                stage, block = (done + nth) % STAGES, first + nth * PIECES
+                for piece in gl.static_range(PIECES):
+                    of_row = gl.arange(0, ROWS, gl.SliceLayout(0, SUMS))
+                    at = scales + (block + piece) * ROW_SCALES + of_row
+                    if ROWS > ROW_SCALES:
+                        found = gl.load(at, mask=of_row < ROW_SCALES, other=0.0)
+                    else:
+                        found = gl.load(at)
+                    if SIZES.HAS_BLOCKS:
+                        found = found * gl.load(of_blocks + block + piece)
+                    by = by + (gl.expand_dims(found, 0).broadcast_to([_LINES, ROWS]),)  # noqa: RUF005
+                mbarrier.wait(ready.index(stage), (done + nth) // STAGES & 1)
+                for piece in gl.static_range(PIECES):
+                    weights = weight_ring.index(stage * PIECES + piece)
+                    x = row_ring.index(stage * PIECES + piece).permute((1, 0))
+                    made = warpgroup_mma(weights, x, nothing, use_acc=False, is_async=True)
+                    products = products + (made,)  # noqa: RUF005
+            for n in gl.static_range(AT_ONCE * PIECES):
+                made = warpgroup_mma_wait(AT_ONCE * PIECES - 1 - n, deps=[products[n]])
+                if n % PIECES == PIECES - 1:
+                    mbarrier.arrive(free.index((done + n // PIECES) % STAGES), count=1)
+                acc = gl.fma(made, by[n], acc)
             done += AT_ONCE
         output = line + gl.arange(0, _LINES, gl.SliceLayout(1, FLAT))
         row = gl.arange(0, ROWS, gl.SliceLayout(0, FLAT))

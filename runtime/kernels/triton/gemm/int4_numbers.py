@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.quantized_weight import PANEL_COLUMNS
+from runahead.runtime.kernels.triton.gpu.unrolled import longer
 
 WORDS = tl.constexpr(PANEL_COLUMNS // 8)  # of 32 bits, of a row of a panel
 
@@ -71,34 +72,22 @@ def decoded(words, scale, HALF: tl.constexpr, ON_GPU: tl.constexpr):
             is_pure=True,
             pack=2,
         )
-        a, b, c, d, e, f, g, h = found
     else:
         R: tl.constexpr = words.shape[0]
-        first, second = tl.split(tl.reshape(words, [R, WORDS // 2, 2]))
-        scale_first, scale_second = tl.split(tl.reshape(scale, [R, WORDS // 2, 2]))
-        a = _pair(first, scale_first, 0, HALF)
-        b = _pair(first, scale_first, 4, HALF)
-        c = _pair(first, scale_first, 8, HALF)
-        d = _pair(first, scale_first, 12, HALF)
-        e = _pair(second, scale_second, 0, HALF)
-        f = _pair(second, scale_second, 4, HALF)
-        g = _pair(second, scale_second, 8, HALF)
-        h = _pair(second, scale_second, 12, HALF)
-    return a, b, c, d, e, f, g, h
-
-
-@triton.jit
-def _pair(words, scale, shift: tl.constexpr, HALF: tl.constexpr):
-    """Dequantize each word's four bits from `shift` on and the four 16 bits further: [R, 2 n] of [R, n]."""
-    R: tl.constexpr = words.shape[0]
-    n: tl.constexpr = words.shape[1]
-    numbers = tl.join(words >> shift & 15, words >> (shift + 16) & 15).to(tl.float32)
-    zero = (scale & -65536).to(tl.float32, bitcast=True)
-    if HALF:
-        factor = (scale & 65535).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    else:
-        factor = (scale << 16).to(tl.float32, bitcast=True)
-    return tl.reshape(((numbers + (128.0 + zero)[:, :, None]) * factor[:, :, None]).to(tl.bfloat16), [R, 2 * n])
+        zero = 128.0 + (scale & -65536).to(tl.float32, bitcast=True)
+        if HALF:
+            factor = (scale & 65535).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        else:
+            factor = (scale << 16).to(tl.float32, bitcast=True)
+        of_first, of_second = (), ()  # words of two
+        for shift in tl.static_range(0, 16, 4):
+            numbers = tl.join(words >> shift & 15, words >> (shift + 16) & 15).to(tl.float32)
+            made = ((numbers + zero[:, :, None]) * factor[:, :, None]).to(tl.bfloat16)
+            first, second = tl.split(tl.permute(tl.reshape(made, [R, WORDS // 2, 2, 2]), (0, 1, 3, 2)))
+            of_first = longer(of_first, tl.reshape(first, [R, WORDS]))
+            of_second = longer(of_second, tl.reshape(second, [R, WORDS]))
+        found = of_first + of_second
+    return found
 
 
 @triton.jit
