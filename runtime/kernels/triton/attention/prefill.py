@@ -18,7 +18,7 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.triton.attention.kv_dtype import head_scales
 from runahead.runtime.kernels.triton.attention.prefill_schedule import ChunkWork, item_of, seen_of
 from runahead.runtime.kernels.triton.attention.prefill_tuning import ChunkPlan
-from runahead.runtime.kernels.triton.attention.query_tokens import LOG2_E
+from runahead.runtime.kernels.triton.attention.query_tokens import LOG2_E, softmax_step
 from runahead.runtime.kernels.triton.ops.softcap import bounded
 
 
@@ -63,17 +63,9 @@ def _fold_tiles(
         factor = 1.0
         if CAP <= 0.0:
             factor = scale
-        new_top = tl.maximum(top, tl.max(score, 1) * factor)
-        shift = new_top
-        if MASKED:
-            # Before its first visible token a line's maximum is -inf; -inf - -inf would be NaN.
-            shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weight = tl.exp2(score * factor - shift[:, None])
-        kept = tl.exp2(top - shift)
-        mass = mass * kept + tl.sum(weight, 1)
+        weight, kept, top, mass = softmax_step(score, factor, top, mass, MASKED)
         acc = acc * kept[:, None]
         acc = tl.dot(weight.to(value.dtype), value, acc, input_precision="ieee")
-        top = new_top
     return top, mass, acc
 
 

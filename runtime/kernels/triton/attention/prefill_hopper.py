@@ -34,6 +34,7 @@ from runahead.runtime.kernels.triton.attention.hopper_copies import (
 )
 from runahead.runtime.kernels.triton.attention.prefill_schedule import ChunkWork, item_of, seen_of
 from runahead.runtime.kernels.triton.attention.prefill_tuning import ChunkPlan
+from runahead.runtime.kernels.triton.attention.query_tokens import softmax_step
 
 HEAD_DIMS: Final = (64, 128)
 LINES: Final = 64  # of a consumer group
@@ -48,23 +49,14 @@ _REGISTERS, _COPIERS_REGISTERS = gl.constexpr(REGISTERS), gl.constexpr(COPIERS_R
 def _weights_of(
     score, first, last, position, scale, top, mass, MASKED: gl.constexpr, LAYOUT: gl.constexpr, SIZES: gl.constexpr
 ):
-    """Return the softmax weights of a tile's scores, [LINES, KEYS], the factor of the previous sums, and the new
-    sums.
-    """
+    """Call `softmax_step` with a tile's visible scores, [LINES, KEYS]."""
     if MASKED:
         token = first + gl.arange(0, SIZES.KEYS, gl.SliceLayout(0, LAYOUT))
         seen = (token[None, :] <= position[:, None]) & (token < last)[None, :]
         if SIZES.WINDOW > 0:
             seen = seen & (token[None, :] > position[:, None] - SIZES.WINDOW)
         score = gl.where(seen, score, float("-inf"))
-    new_top = gl.maximum(top, gl.max(score, 1) * scale)
-    shift = new_top
-    if MASKED:
-        # Before its first visible token a line's maximum is -inf; -inf - -inf would be NaN.
-        shift = gl.where(new_top == float("-inf"), 0.0, new_top)
-    weight = gl.exp2(score * scale - shift[:, None])
-    kept = gl.exp2(top - shift)
-    return weight, kept, new_top, mass * kept + gl.sum(weight, 1)
+    return softmax_step(score, scale, top, mass, MASKED)
 
 
 @gluon.jit

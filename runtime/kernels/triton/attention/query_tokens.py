@@ -73,6 +73,20 @@ def repeated_lines(x, LINES: tl.constexpr):
 
 
 @triton.jit
+def softmax_step(score, factor, top, total, MASKED: tl.constexpr):
+    """Add a tile's scores, times `factor`, to the online softmax: returns the tile's weights, the factor of earlier
+    sums, the maxima and the totals. MASKED: a line may see no token of the tiles so far.
+    """
+    new_top = tl.maximum(top, tl.max(score, 1) * factor)
+    shift = new_top
+    if MASKED:  # the maximum may be -inf; -inf - -inf would be NaN
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+    weight = tl.exp2(score * factor - shift[:, None])
+    kept = tl.exp2(top - shift)
+    return weight, kept, new_top, total * kept + tl.sum(weight, 1)
+
+
+@triton.jit
 def fold(query, key, value, seen, scale, top, total, acc, CAP: tl.constexpr):
     """Fold one tile of tokens into the online softmax. seen: [1 or lines, tokens]. key, value: in the cache's
     dtype. CAP: the scores' bound times LOG2_E; 0: none.
@@ -81,11 +95,6 @@ def fold(query, key, value, seen, scale, top, total, acc, CAP: tl.constexpr):
     value = value.to(query.dtype)
     score = bounded(tl.dot(query, tl.trans(key), input_precision="ieee") * scale, CAP)
     score = tl.where(seen, score, float("-inf"))
-    new_top = tl.maximum(top, tl.max(score, 1))
-    # A completely hidden tile leaves the maximum at -inf; -inf - -inf would be NaN.
-    shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-    weight = tl.exp2(score - shift[:, None])
-    kept = tl.exp2(top - shift)
-    total = total * kept + tl.sum(weight, 1)
+    weight, kept, top, total = softmax_step(score, 1.0, top, total, True)
     acc = tl.dot(weight.to(value.dtype), value, acc * kept[:, None], input_precision="ieee")
-    return new_top, total, acc
+    return top, total, acc
