@@ -72,28 +72,6 @@ class _Shape(NamedTuple):
 
 
 @triton.jit
-def _tile(
-    first, end, old_len, kv_head, keys, values, table, SHAPE: tl.constexpr, TILE: tl.constexpr, DIM_PAD: tl.constexpr
-):
-    """Load a tile of keys and values from token `first` up to `end`, and the mask of tokens that the row's query token
-    sees.
-    """
-    token = first + tl.arange(0, TILE)
-    d = tl.arange(0, DIM_PAD)
-    seen = token < end
-    if SHAPE.WINDOW > 0:
-        seen = seen & (token >= old_len + 1 - SHAPE.WINDOW)
-    if SHAPE.SINCE > 0:
-        seen = seen & (token >= SHAPE.SINCE)
-    block = tl.load(table + token // SHAPE.BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
-    at = ((block * SHAPE.BLOCK_SIZE + token % SHAPE.BLOCK_SIZE) * SHAPE.KV_HEADS + kv_head)[
-        :, None
-    ] * SHAPE.HEAD_DIM + d[None, :]
-    ok = seen[:, None] & (d < SHAPE.HEAD_DIM)[None, :]
-    return tl.load(keys + at, mask=ok, other=0.0), tl.load(values + at, mask=ok, other=0.0), seen
-
-
-@triton.jit
 def _query_token(
     qkv, keys, values, kv_scales, table, token, kv_head, position, begins_row, angle, norms, key_scale, value_scale,
     key_factor, SHAPE: tl.constexpr, LINES: tl.constexpr, PART_LINES: tl.constexpr, DIM_PAD: tl.constexpr, DEPENDENT:
@@ -207,9 +185,17 @@ def _decode_kernel(
         sum_index = sum_index * KV_HEADS + kv_head
         sum_top, sum_total, sum_acc = no_part(LINES, DIM_PAD)
         for i in tl.range(0, tl.maximum((end - first_token + TILE - 1) // TILE, EARLY), 1, num_stages=STAGES):
-            k, v, in_tile = _tile(
-                first_token + i * TILE, end, old_len, kv_head, keys, values, table, SHAPE, TILE, DIM_PAD
-            )
+            cached = first_token + i * TILE + tl.arange(0, TILE)
+            in_tile = cached < end
+            if SHAPE.WINDOW > 0:
+                in_tile = in_tile & (cached >= old_len + 1 - SHAPE.WINDOW)
+            if SHAPE.SINCE > 0:
+                in_tile = in_tile & (cached >= SHAPE.SINCE)
+            block = tl.load(table + cached // SHAPE.BLOCK_SIZE, mask=in_tile, other=0).to(tl.int64)
+            cell = (block * SHAPE.BLOCK_SIZE + cached % SHAPE.BLOCK_SIZE) * KV_HEADS + kv_head
+            cell = cell[:, None] * HEAD_DIM + d[None, :]
+            there = in_tile[:, None] & in_dim[None, :]
+            k, v = tl.load(keys + cell, mask=there, other=0.0), tl.load(values + cell, mask=there, other=0.0)
             if EARLY:
                 if i == 0:
                     lines, top, total, acc = _query_token(

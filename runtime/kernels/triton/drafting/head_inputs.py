@@ -39,40 +39,6 @@ class _Batch(NamedTuple):
 
 
 @triton.jit
-def _before_in_batch(
-    token, hidden, kept, batch, table_stride, num_rows, HIDDEN: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, BY_TOKEN: tl.constexpr,
-):  # fmt: skip
-    """Return the previous hidden state of a query token of F, and store the token's own in its block. ROWS: rows to
-    search for the token's; 1: each row has one query token. BY_TOKEN: block tables are by query token instead of row.
-    """
-    i = tl.arange(0, BLOCK)
-    inside = i < HIDDEN
-    own = tl.load(hidden + token * HIDDEN + i, mask=inside, other=0.0)
-    tl.store(kept + tl.load(batch.slot_mapping + token) * HIDDEN + i, own, mask=inside)
-    row = token.to(tl.int32)
-    if ROWS > 1:
-        r = tl.arange(0, ROWS)
-        ends = tl.load(batch.query_start_loc + 1 + r, mask=r < num_rows, other=0x7FFFFFFF)
-        row = tl.sum((ends <= token).to(tl.int32), 0)
-    there = row < num_rows
-    row = tl.minimum(row, num_rows - 1)
-    position = tl.load(batch.positions + token)
-    there = there & (position > 0) & (tl.load(batch.seq_lens + row) > 0)
-    beside = there & (tl.load(batch.query_start_loc + row) < token)
-    elsewhere = there & (beside == 0)
-    last = tl.maximum(position - 1, 0)
-    table = row.to(tl.int64)
-    if BY_TOKEN:
-        table = token
-    block = tl.load(batch.block_tables + table * table_stride + last // BLOCK_SIZE, mask=elsewhere, other=0)
-    index = block.to(tl.int64) * BLOCK_SIZE + last % BLOCK_SIZE
-    in_batch = tl.load(hidden + (token - 1) * HIDDEN + i, mask=inside & beside, other=0.0)
-    in_block = tl.load(kept + index * HIDDEN + i, mask=inside & elsewhere, other=0.0)
-    return tl.where(beside, in_batch, in_block)
-
-
-@triton.jit
 def _normed(x, norm, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     weight, eps = norm
     i = tl.arange(0, BLOCK)
@@ -87,14 +53,39 @@ def _join_kernel(
     WIDTH: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr,
     BY_TOKEN: tl.constexpr, BEFORE: tl.constexpr, HIDDEN_FIRST: tl.constexpr, LEAVES_NORMED: tl.constexpr,
 ):  # fmt: skip
-    """Join one token's inputs. residual: gets the hidden state, or with LEAVES_NORMED its norm."""
+    """Join one token's inputs. residual: gets the hidden state, or with LEAVES_NORMED its norm.
+
+    BEFORE: where the previous hidden state is. Of F's tokens, it may be in the batch or in a block, and the token's own
+    is stored in its block. ROWS: rows to search for the token's; 1: each row has one query token. BY_TOKEN: block
+    tables are by query token instead of row.
+    """
     token = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     inside = i < HIDDEN
     if BEFORE == _IN_BATCH:
-        state = _before_in_batch(
-            token, hidden, kept, batch, table_stride, num_rows, HIDDEN, BLOCK, BLOCK_SIZE, ROWS, BY_TOKEN
-        )
+        own = tl.load(hidden + token * HIDDEN + i, mask=inside, other=0.0)
+        tl.store(kept + tl.load(batch.slot_mapping + token) * HIDDEN + i, own, mask=inside)
+        row = token.to(tl.int32)
+        if ROWS > 1:
+            r = tl.arange(0, ROWS)
+            ends = tl.load(batch.query_start_loc + 1 + r, mask=r < num_rows, other=0x7FFFFFFF)
+            row = tl.sum((ends <= token).to(tl.int32), 0)
+        there = row < num_rows
+        row = tl.minimum(row, num_rows - 1)
+        position = tl.load(batch.positions + token)
+        there = there & (position > 0) & (tl.load(batch.seq_lens + row) > 0)
+        beside = there & (tl.load(batch.query_start_loc + row) < token)
+        elsewhere = there & (beside == 0)
+        last = tl.maximum(position - 1, 0)
+        table_row = row.to(tl.int64)
+        if BY_TOKEN:
+            table_row = token
+        block_at = batch.block_tables + table_row * table_stride + last // BLOCK_SIZE
+        block = tl.load(block_at, mask=elsewhere, other=0)
+        index = block.to(tl.int64) * BLOCK_SIZE + last % BLOCK_SIZE
+        in_batch = tl.load(hidden + (token - 1) * HIDDEN + i, mask=inside & beside, other=0.0)
+        in_block = tl.load(kept + index * HIDDEN + i, mask=inside & elsewhere, other=0.0)
+        state = tl.where(beside, in_batch, in_block)
     elif BEFORE == _IN_PLACES:
         index = tl.load(indexes + token)
         state = tl.load(kept + index * HIDDEN + i, mask=inside & (index != _NOWHERE), other=0.0)

@@ -47,11 +47,11 @@ class Sizes(NamedTuple):
 
 
 @gluon.jit
-def _end_part(
-    value, up, output, row, scale, bias, out, gamma, scaled, num_rows, SIZES: gl.constexpr, COLUMNS: gl.constexpr
-):
+def _end_part(value, up, output, row, scale, end, SIZES: gl.constexpr):
     """Apply the epilogue to rounded sums, [ROWS, COLUMNS]; up: their factors, if GATED. Returns the sums of squares,
     [ROWS]."""
+    bias, _, out, gamma, scaled, _, _, _, _, num_rows = end
+    COLUMNS: gl.constexpr = value.shape[1]
     FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // COLUMNS, COLUMNS // 8], [4, 1], [1, 0])
     value = gl.convert_layout(value, FLAT).to(gl.float32)
     if SIZES.EPILOGUE == _GATED:
@@ -90,28 +90,11 @@ def _end_part(
 
 
 @gluon.jit
-def _end_piece(sums, output, row, scale, bias, out, gamma, scaled, num_rows, SIZES: gl.constexpr):
-    """Apply the epilogue to the sums of one matrix instruction. Returns the next output, and the sums of squares."""
-    HALVED: gl.constexpr = sums.shape[1] > 64 or SIZES.EPILOGUE == _GATED
-    COLUMNS: gl.constexpr = sums.shape[1] // 2 if HALVED else sums.shape[1]
-    value = sums.to(out.dtype.element_ty)
-    other = value
-    if HALVED:  # every thread has both in its own registers
-        value, other = gl.split(gl.permute(gl.reshape(value, [_ROWS, 2, COLUMNS]), (0, 2, 1)))
-    squares = _end_part(value, other, output, row, scale, bias, out, gamma, scaled, num_rows, SIZES, COLUMNS)
-    output += COLUMNS
-    if HALVED and SIZES.EPILOGUE != _GATED:
-        squares += _end_part(other, other, output, row, scale, bias, out, gamma, scaled, num_rows, SIZES, COLUMNS)
-        output += COLUMNS
-    return output, squares
-
-
-@gluon.jit
 def end_tile(accs, tile, row, end, SIZES: gl.constexpr):
     """Apply the epilogue to a group's sums of a tile and store it. accs: a tensor for each matrix instruction, [ROWS,
     n], of which each has gates and then as many factors if GATED. tile: of WIDTH outputs. row: the group's first one.
     The sums are rounded first, as the vendor's library leaves them."""
-    bias, squares_in, out, gamma, scaled, squares_out, eps, squares_tiles, stride, num_rows = end
+    _, squares_in, out, _, _, squares_out, eps, squares_tiles, stride, num_rows = end
     output = tile * SIZES.WIDTH
     scale = gl.zeros([_ROWS], gl.float32, _OF_ROWS)
     if SIZES.SCALED:
@@ -125,7 +108,16 @@ def end_tile(accs, tile, row, end, SIZES: gl.constexpr):
         scale = gl.rsqrt(found.to(gl.float32) / SIZES.DEPTH + eps)
     total = gl.zeros([_ROWS], gl.float64, _OF_ROWS)
     for piece in gl.static_range(len(accs)):
-        output, squares = _end_piece(accs[piece], output, row, scale, bias, out, gamma, scaled, num_rows, SIZES)
+        value = accs[piece].to(out.dtype.element_ty)
+        parts = (value,)
+        if value.shape[1] > 64 or SIZES.EPILOGUE == _GATED:  # every thread has both halves in its own registers
+            halves = gl.reshape(value, [_ROWS, 2, value.shape[1] // 2])
+            parts = gl.split(gl.permute(halves, (0, 2, 1)))
+        squares = _end_part(parts[0], parts[len(parts) - 1], output, row, scale, end, SIZES)
+        output += parts[0].shape[1]
+        if len(parts) == 2 and SIZES.EPILOGUE != _GATED:
+            squares += _end_part(parts[1], parts[1], output, row, scale, end, SIZES)
+            output += parts[1].shape[1]
         total += squares
     if SIZES.EPILOGUE == _ADD:
         column = row + gl.arange(0, _ROWS, _OF_ROWS)
