@@ -49,9 +49,9 @@ def blocks_prefetched(segment: int, block: int, warp_outputs: int) -> int:
     segment's blocks. warp_outputs: rows of the weights that a warp has."""
     blocks = segment // block
     fitting = [1] + [
-        held
-        for held in range(2, _MOST_PREFETCHED + 1)
-        if blocks % held == 0 and warp_outputs * block * held <= (_WHOLE_WORDS if held == blocks else _WORDS)
+        loaded
+        for loaded in range(2, _MOST_PREFETCHED + 1)
+        if blocks % loaded == 0 and warp_outputs * block * loaded <= (_WHOLE_WORDS if loaded == blocks else _WORDS)
     ]
     return fitting[-1]
 
@@ -182,16 +182,9 @@ def warp_split_k_kernel(
         line = e * 8 + q % 8
         x_at = x_at + (x + line.to(tl.int64)[:, None] * SIZES.DEPTH + k,)
         ok = ok + ((line < num_rows)[:, None],)
-    w0 = _tiles(w_at, 0, GRAINS)
-    w1 = w0
-    w2 = w0
-    w3 = w0
-    if PREFETCHED > 1:
-        w1 = _tiles(w_at, BLOCK, GRAINS)
-    if PREFETCHED > 2:
-        w2 = _tiles(w_at, 2 * BLOCK, GRAINS)
-    if PREFETCHED > 3:
-        w3 = _tiles(w_at, 3 * BLOCK, GRAINS)
+    loaded = ()
+    for p in tl.static_range(PREFETCHED):
+        loaded = longer(loaded, _tiles(w_at, p * BLOCK, GRAINS))
     weights = end_weights(tile, end, SIZES)
     END_COLUMNS: tl.constexpr = 1 if SIZES.LONE else COLUMNS
     column = tl.arange(0, END_COLUMNS)
@@ -201,33 +194,23 @@ def warp_split_k_kernel(
     zero = acc
     for first in tl.range(0, PART - PREFETCHED * BLOCK, PREFETCHED * BLOCK, num_stages=1):
         later = first + PREFETCHED * BLOCK
-        lines = _lines(x_at, first, ok, GRAINS, LINE_EIGHTS)
-        acc = _added(acc, zero, w0, lines, WARPS, EIGHTS, LINE_EIGHTS, GRAINS, TURNED, CHAIN)
-        w0 = _tiles(w_at, later, GRAINS)
-        if PREFETCHED > 1:
-            lines = _lines(x_at, first + BLOCK, ok, GRAINS, LINE_EIGHTS)
-            acc = _added(acc, zero, w1, lines, WARPS, EIGHTS, LINE_EIGHTS, GRAINS, TURNED, CHAIN)
-            w1 = _tiles(w_at, later + BLOCK, GRAINS)
-        if PREFETCHED > 2:
-            lines = _lines(x_at, first + 2 * BLOCK, ok, GRAINS, LINE_EIGHTS)
-            acc = _added(acc, zero, w2, lines, WARPS, EIGHTS, LINE_EIGHTS, GRAINS, TURNED, CHAIN)
-            w2 = _tiles(w_at, later + 2 * BLOCK, GRAINS)
-        if PREFETCHED > 3:
-            lines = _lines(x_at, first + 3 * BLOCK, ok, GRAINS, LINE_EIGHTS)
-            acc = _added(acc, zero, w3, lines, WARPS, EIGHTS, LINE_EIGHTS, GRAINS, TURNED, CHAIN)
-            w3 = _tiles(w_at, later + 3 * BLOCK, GRAINS)
-    last = (w0, w1, w2, w3)
+        following = ()
+        for p in tl.static_range(PREFETCHED):
+            lines = _lines(x_at, first + p * BLOCK, ok, GRAINS, LINE_EIGHTS)
+            acc = _added(acc, zero, loaded[p], lines, WARPS, EIGHTS, LINE_EIGHTS, GRAINS, TURNED, CHAIN)
+            following = longer(following, _tiles(w_at, later + p * BLOCK, GRAINS))
+        loaded = following
     TOGETHER: tl.constexpr = COLUMNS == 8 and PREFETCHED * GRAINS <= 32  # so much of the rows fits into registers
     rest = ()
     for p in tl.static_range(PREFETCHED):
         rest = rest + (_lines(x_at, PART - (PREFETCHED - p) * BLOCK, ok, GRAINS, LINE_EIGHTS),)
         if not TOGETHER:
-            acc = _added(acc, zero, last[p], rest[p], WARPS, EIGHTS, LINE_EIGHTS, GRAINS, TURNED, CHAIN)
+            acc = _added(acc, zero, loaded[p], rest[p], WARPS, EIGHTS, LINE_EIGHTS, GRAINS, TURNED, CHAIN)
     if TOGETHER:
         # One pass, which no compiler knows: so all rows are asked for before the matrix units wait for the first.
         for _ in range((num_rows + COLUMNS - 1) // COLUMNS):
             for p in tl.static_range(PREFETCHED):
-                acc = _added(acc, zero, last[p], rest[p], WARPS, EIGHTS, LINE_EIGHTS, GRAINS, TURNED, CHAIN)
+                acc = _added(acc, zero, loaded[p], rest[p], WARPS, EIGHTS, LINE_EIGHTS, GRAINS, TURNED, CHAIN)
             zero = acc
     if TURNED:
         acc = tl.permute(acc, (0, 2, 1))

@@ -26,12 +26,11 @@ from runahead.runtime.kernels.triton.ranks.waits import (
     CHANNELS,
     DEAD_AT,
     SLOTS_OF,
-    TRIES_AT_ONCE,
     Counters,
     Mailboxes,
     count_wait,
     device_ns,
-    given_up,
+    tried,
 )
 
 CAPACITY: Final = 1 << 14  # numbers that a channel reduces in one step
@@ -54,9 +53,7 @@ def _taken(at, ok, state, step, wait_words, peer, BLOCK: tl.constexpr):
     if tl.max((bits == _EMPTY).to(tl.int32), 0) > 0:
         since = device_ns()
         while (tl.max((bits == _EMPTY).to(tl.int32), 0) > 0) & (dead == 0):
-            tries += 1
-            if tries % TRIES_AT_ONCE == 0:
-                begun, dead = given_up(begun, wait_words, step + 1, peer)
+            tries, begun, dead = tried(tries, begun, dead, wait_words, step + 1, peer)
             bits = tl.load(at, mask=ok, other=0, volatile=True)
         waited += device_ns() - since
     tl.store(at, tl.full([BLOCK], _EMPTY, tl.int16), mask=ok)

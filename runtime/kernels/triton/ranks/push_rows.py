@@ -27,13 +27,12 @@ from runahead.runtime.kernels.triton.ranks.waits import (
     CHANNELS_OF,
     DEAD_AT,
     SLOTS_OF,
-    TRIES_AT_ONCE,
     WAITED_AT,
     Counters,
     Mailboxes,
     count_wait,
     device_ns,
-    given_up,
+    tried,
     wait_for_flag,
 )
 
@@ -120,9 +119,7 @@ def _best_kernel(
                 if (score >> 32 != tag) | (token >> 32 != tag):
                     since = device_ns()
                     while ((score >> 32 != tag) | (token >> 32 != tag)) & (dead == 0):
-                        tries += 1
-                        if tries % TRIES_AT_ONCE == 0:
-                            begun, dead = given_up(begun, wait_words, tag, peer)
+                        tries, begun, dead = tried(tries, begun, dead, wait_words, tag, peer)
                         score, token = tl.load(at, volatile=True), tl.load(at + 1, volatile=True)
                     waited += device_ns() - since
                 out = (channel + n * channels).to(tl.int64) * TILES + OWN + (peer if peer < RANK else peer - 1)
@@ -166,9 +163,7 @@ def _spread_kernel(
             if tl.max(((word >> 32 != tag) & ok).to(tl.int32), 0) > 0:
                 since = device_ns()
                 while (tl.max(((word >> 32 != tag) & ok).to(tl.int32), 0) > 0) & (dead == 0):
-                    tries += 1
-                    if tries % TRIES_AT_ONCE == 0:
-                        begun, dead = given_up(begun, wait_words, tag, 0)
+                    tries, begun, dead = tried(tries, begun, dead, wait_words, tag, 0)
                     word = tl.load(at, mask=ok, other=0, volatile=True)
                 waited += device_ns() - since
             tl.store(words + begin + i, word.to(tl.int32), mask=ok)

@@ -32,9 +32,9 @@ CONTROL_WORDS: Final = 8
 CHANNELS_OF = tl.constexpr(CHANNELS)
 SLOTS_OF = tl.constexpr(SLOTS)
 DEAD_AT = tl.constexpr(DEAD)
-LIMIT_AT = tl.constexpr(LIMIT_NS)
+_LIMIT_AT = tl.constexpr(LIMIT_NS)
 WAITED_AT = tl.constexpr(WAITED_NS)
-TRIES_AT_ONCE = tl.constexpr(_TRIES)
+_TRIES_AT_ONCE = tl.constexpr(_TRIES)
 
 
 class WaitWords(NamedTuple):
@@ -69,21 +69,23 @@ def store_for_host(pointer, value):
 
 
 @triton.jit
-def given_up(begun, wait_words, step, peer):
-    """Check a wait against its limit and the abort word. Returns the time at which the wait began, and 1 if it is given
-    up."""
-    now = device_ns()
-    begun = tl.where(begun == 0, now, begun)
-    dead = (tl.load(wait_words.control + DEAD_AT, volatile=True) != 0).to(tl.int32)
-    if dead == 0:
-        stopped = tl.load(wait_words.abort, volatile=True) != 0
-        late = now - begun > tl.load(wait_words.control + LIMIT_AT, volatile=True)
-        if stopped | late:
-            dead = 1
-            tl.store(wait_words.control + DEAD_AT, tl.full([], 1, tl.int64))
-            store_for_host(wait_words.fault + 1, tl.full([], 0, tl.int64) + peer)
-            store_for_host(wait_words.fault, step.to(tl.int64))
-    return begun, dead
+def tried(tries, begun, dead, wait_words, step, peer):
+    """Count a try of a wait and now and then check the wait against its limit and the abort word. Returns the tries,
+    the time at which the wait began, and 1 if it is given up."""
+    tries += 1
+    if tries % _TRIES_AT_ONCE == 0:
+        now = device_ns()
+        begun = tl.where(begun == 0, now, begun)
+        dead = (tl.load(wait_words.control + DEAD_AT, volatile=True) != 0).to(tl.int32)
+        if dead == 0:
+            stopped = tl.load(wait_words.abort, volatile=True) != 0
+            late = now - begun > tl.load(wait_words.control + _LIMIT_AT, volatile=True)
+            if stopped | late:
+                dead = 1
+                tl.store(wait_words.control + DEAD_AT, tl.full([], 1, tl.int64))
+                store_for_host(wait_words.fault + 1, tl.full([], 0, tl.int64) + peer)
+                store_for_host(wait_words.fault, step.to(tl.int64))
+    return tries, begun, dead
 
 
 @triton.jit
@@ -97,9 +99,7 @@ def wait_for_flag(flag, tag, dead, wait_words, PEER: tl.constexpr):
     if seen - tag < 0:
         since = device_ns()
         while (seen - tag < 0) & (dead == 0):
-            tries += 1
-            if tries % TRIES_AT_ONCE == 0:
-                begun, dead = given_up(begun, wait_words, tag, PEER)
+            tries, begun, dead = tried(tries, begun, dead, wait_words, tag, PEER)
             seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
         waited += device_ns() - since
     return dead, waited
