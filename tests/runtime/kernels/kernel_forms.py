@@ -7,7 +7,7 @@ from typing import Any, Final
 
 # What a form of a kernel may have in addition to its epilogue. A part that no compiled form had may not compile.
 _PARTS: Final = (
-    "GELU", "GATED", "ALL", "SQUARES", "SCALED", "ADDED", "GATE_FIRST", "CHAINED", "EACH", "MASKED", "HOLDS",
+    "GELU", "GATED", "ALL", "SQUARES", "SCALED", "ADDED", "GATE_FIRST", "CHAINED", "MASKED", "HOLDS",
     "SNAPSHOT_TOKENS", "SNAPSHOTS", "KEPT", "REPLAYS", "LOGISTIC", "GROUPS", "CAP", "FIRST", "SHARED", "LONE",
     "SPLIT", "SPREAD", "RAGGED", "SUMMED", "DRAFTS", "LISTS", "CONTEXT", "EARLY",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Logistic gates of attention outputs and of shared experts."""
+"""Logistic gates, and the kernel that gates attention outputs."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # (a kernel's pointers have no Python type)
@@ -21,28 +21,21 @@ def logistic(x):
 
 
 @triton.jit
-def _logistic_mul_kernel(x, gate, WIDTH: tl.constexpr, STRIDE: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr):
-    """Multiply a row's block by its gate. EACH: every number has a gate; otherwise each row has one. STRIDE: between
-    gates of rows.
-    """
+def _logistic_mul_kernel(x, gate, WIDTH: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """Multiply a row's block by its gates. STRIDE: between gates of rows."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < WIDTH
     value = tl.load(x + row * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
-    if EACH:
-        factor = logistic(tl.load(gate + row * STRIDE + i, mask=inside, other=0.0).to(tl.float32))
-    else:
-        factor = logistic(tl.load(gate + row * STRIDE).to(tl.float32))
+    factor = logistic(tl.load(gate + row * STRIDE + i, mask=inside, other=0.0).to(tl.float32))
     tl.store(x + row * WIDTH + i, (value * factor).to(x.dtype.element_ty), mask=inside)
 
 
 def logistic_mul(x: torch.Tensor, gate: torch.Tensor) -> None:
     """Compute x *= 1 / (1 + exp(-gate)) in place in float32, rounded once. x: contiguous [T, width]. gate: rows of
-    `width` contiguous numbers, or of one.
+    `width` contiguous numbers.
     """
     tokens, width = x.shape
-    each = gate.shape[1] == width
-    assert each or gate.shape[1] == 1
     _logistic_mul_kernel[(tokens, triton.cdiv(width, _BLOCK))](
-        x, gate, WIDTH=width, STRIDE=gate.stride(0), EACH=each, BLOCK=_BLOCK, num_warps=4
+        x, gate, WIDTH=width, STRIDE=gate.stride(0), BLOCK=_BLOCK, num_warps=4
     )

@@ -21,7 +21,7 @@ from runahead.runtime.kernels.layers import GatedDelta
 from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_for_predecessors
 from runahead.runtime.kernels.triton.ops.gates import logistic
 from runahead.runtime.kernels.triton.ops.norms import sum_of_squares
-from runahead.runtime.kernels.triton.recurrent.rows import softplus
+from runahead.runtime.kernels.triton.recurrent.rows import leave_state, softplus
 from runahead.runtime.kernels.triton.recurrent.runs import (
     convolved_of,
     drafts_of,
@@ -127,9 +127,7 @@ def _delta_decode_kernel(
         is_last = tl.atomic_add(meeting, 1, sem="acq_rel") == EACH * TILES - 1
         if SIZES.DRAFTS == 0:
             # Behind the meeting: it waits until all that was written before it is there for all to see.
-            tl.store(of_head + slot * SIZE, state_tile, mask=in_tile)
-            if SIZES.SNAPSHOTS:
-                tl.store(of_head + copy * SIZE, state_tile, mask=in_tile & (copy >= 0))
+            leave_state(of_head, slot, copy, state_tile, in_tile, SIZE, SIZES.SNAPSHOTS)
         else:
             v_drafts = drafts_of(projected, line, (v_channel,), count, (in_head,), SIZES)
         leave_windows(conv_state, slot, copy, (v_channel,), windows[2:], (in_head,), SIZES)

@@ -28,7 +28,7 @@ import triton.language as tl
 
 from runahead.runtime.kernels.layers import GatedDelta
 from runahead.runtime.kernels.triton.ops.gates import logistic
-from runahead.runtime.kernels.triton.recurrent.rows import row_of, softplus
+from runahead.runtime.kernels.triton.recurrent.rows import leave_state, row_of, softplus
 from runahead.runtime.kernels.triton.recurrent.scan import (
     ChunkRows,
     convolve,
@@ -173,9 +173,7 @@ def _delta_scan_kernel(
             end = tl.sum(tl.where(r == LENGTH - 1, total, 0.0), 0)
             added = (written * tl.exp(end - total)[:, None]).to(key.dtype)
             state_tile = tl.dot(tl.trans(added), key, state_tile * tl.exp(end), input_precision="ieee")
-        tl.store(of_head + slot * SIZE, state_tile, mask=in_tile)
-        if SNAPSHOTS:
-            tl.store(of_head + copy * SIZE, state_tile, mask=in_tile & (copy >= 0))
+        leave_state(of_head, slot, copy, state_tile, in_tile, SIZE, SNAPSHOTS)
 
 
 def delta_of_chunks(

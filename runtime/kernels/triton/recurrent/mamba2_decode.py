@@ -25,7 +25,7 @@ from runahead.runtime.kernels.triton.gpu.pdl import let_dependents_start, wait_f
 from runahead.runtime.kernels.triton.gpu.unrolled import longer
 from runahead.runtime.kernels.triton.ops.gates import logistic
 from runahead.runtime.kernels.triton.ops.norms import squares_of, sum_of_squares
-from runahead.runtime.kernels.triton.recurrent.rows import step_of
+from runahead.runtime.kernels.triton.recurrent.rows import leave_state, step_of
 from runahead.runtime.kernels.triton.recurrent.runs import (
     convolved_of,
     drafts_of,
@@ -147,14 +147,12 @@ def _mamba2_decode_kernel(
                 if not SCALED:
                     tl.store(made + (first + token) * INNER + x_channel, y, mask=in_head)
                 else:
-                    result = y
-                    if SCALED:
-                        result = y * weight
-                        mine = tl.sum(tl.where(in_head, squares_of(y), 0.0), 0)
-                        if SUMMED:
-                            tl.store(made + (first + token) * PROGRAMS + program, mine)
-                        else:
-                            tl.store(squares + program * STRIDE + line + token, mine)
+                    result = y * weight
+                    mine = tl.sum(tl.where(in_head, squares_of(y), 0.0), 0)
+                    if SUMMED:
+                        tl.store(made + (first + token) * PROGRAMS + program, mine)
+                    else:
+                        tl.store(squares + program * STRIDE + line + token, mine)
                     at = out + (line + token) * INNER + x_channel
                     tl.store(at, result.to(out.dtype.element_ty), mask=in_head)
         if not ARRIVES_EARLY:
@@ -162,9 +160,7 @@ def _mamba2_decode_kernel(
             is_last = tl.atomic_add(meeting, 1, sem="acq_rel") == PROGRAMS - 1
         if SIZES.DRAFTS == 0:
             # Behind the meeting: it waits until all that was written before it is there for all to see.
-            tl.store(of_head + slot * SIZE, state_tile, mask=in_tile)
-            if SIZES.SNAPSHOTS:
-                tl.store(of_head + copy * SIZE, state_tile, mask=in_tile & (copy >= 0))
+            leave_state(of_head, slot, copy, state_tile, in_tile, SIZE, SIZES.SNAPSHOTS)
         else:
             x_drafts = drafts_of(projected, line, (x_channel,), count, (in_head,), SIZES)
         leave_windows(conv_state, slot, copy, (x_channel,), windows[:1], (in_head,), SIZES)

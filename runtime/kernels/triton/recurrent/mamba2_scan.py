@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.layers import Mamba2
-from runahead.runtime.kernels.triton.recurrent.rows import row_of, step_of
+from runahead.runtime.kernels.triton.recurrent.rows import leave_state, row_of, step_of
 from runahead.runtime.kernels.triton.recurrent.scan import (
     ChunkRows,
     convolve,
@@ -86,9 +86,7 @@ def _mamba2_scan_kernel(
             end = tl.sum(tl.where(r == LENGTH - 1, total, 0.0), 0)
             added = (x.to(tl.float32) * (tl.exp(end - total) * dt)[:, None]).to(x.dtype)
             state_tile = tl.dot(tl.trans(added), b, state_tile * tl.exp(end), input_precision="ieee")
-        tl.store(of_head + slot * SIZE, state_tile, mask=in_tile)
-        if SNAPSHOTS:
-            tl.store(of_head + copy * SIZE, state_tile, mask=in_tile & (copy >= 0))
+        leave_state(of_head, slot, copy, state_tile, in_tile, SIZE, SNAPSHOTS)
 
 
 def mamba2_of_chunks(

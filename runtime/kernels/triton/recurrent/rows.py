@@ -51,6 +51,15 @@ def row_of(row, rows, SNAPSHOTS: tl.constexpr):
 
 
 @triton.jit
+def leave_state(at, slot, copy, value, mask, SIZE: tl.constexpr, SNAPSHOTS: tl.constexpr):
+    """Store numbers of a row's state in its slot, and in the slot `copy` too, unless that is below 0. at: in the first
+    slot. SIZE: numbers of a slot."""
+    tl.store(at + slot * SIZE, value, mask=mask)
+    if SNAPSHOTS:
+        tl.store(at + copy * SIZE, value, mask=mask & (copy >= 0))
+
+
+@triton.jit
 def step_of(raw, bias, low, high):
     """Return the step size (dt) of a Mamba-2 head from the first product and the bias."""
     dt = softplus(raw + bias)

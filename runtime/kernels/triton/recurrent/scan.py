@@ -24,7 +24,7 @@ from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.triton.gpu.capability import current_gpu
 from runahead.runtime.kernels.triton.ops.gates import logistic
 from runahead.runtime.kernels.triton.ops.norms import squares_of
-from runahead.runtime.kernels.triton.recurrent.rows import StateRows, row_of
+from runahead.runtime.kernels.triton.recurrent.rows import StateRows, leave_state, row_of
 from runahead.runtime.rounding import ceil_div
 
 _LENGTH: Final = 64  # of a sub-chunk
@@ -162,9 +162,7 @@ def _keep_channels_kernel(
         SIZE: tl.constexpr = (WINDOW - 1) * CHANNELS
         seen += tl.load(of_slot + source * SIZE + count * CHANNELS, mask=ok & (i < 0) & goes_on, other=0.0)
         tl.debug_barrier()  # what is written here is read by other threads
-        tl.store(of_slot + slot * SIZE, seen, mask=ok)
-        if SNAPSHOTS:
-            tl.store(of_slot + copy * SIZE, seen, mask=ok & (copy >= 0))
+        leave_state(of_slot, slot, copy, seen, ok, SIZE, SNAPSHOTS)
 
 
 @triton.jit
