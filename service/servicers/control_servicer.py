@@ -61,8 +61,9 @@ class ControlServicer(OperatorServicer):
 
 
 async def abort(engine: SocketEngineClient, request: AbortRequest) -> AbortResponse:
-    """Abort requests for the current caller, who names others' requests with their caller first, `alice/r1`, if it has
-    the right control. Raises ServiceError (INVALID_ARGUMENT) or EngineLostError.
+    """Abort requests for the current caller. One with the right `control` may name requests of others, as `alice/r1`.
+
+    Raises ServiceError (INVALID_ARGUMENT) or EngineLostError.
     """
     caller = current_caller()
     reaches_everybody = bool(caller.name) and "control" in caller.rights

@@ -24,8 +24,8 @@ _CAPABILITY: Final = 90
 
 
 class _Taken(NamedTuple):
-    """Shared memory that an operation takes: its first byte, its bytes, and its text. Of what is no allocation by name
-    the text has no size: it is one byte, and where that lies shows a barrier whose memory is free."""
+    """Shared memory that an operation takes: its first byte, its bytes, and its text. The text has no size for scratch
+    memory, which counts as one byte: only scratch that begins inside a barrier is found."""
 
     begin: int
     size: int
@@ -69,6 +69,7 @@ def _allocated(ttgir: str) -> str:
         module = ir.parse_mlir_module(str(path), context)
     module.context = context
     manager = ir.pass_manager(context)
+    passes.ttgpuir.add_combine_tensor_select_and_if(manager)
     passes.ttgpuir.add_allocate_warp_groups(manager)
     passes.convert.add_scf_to_cf(manager)
     passes.gluon.add_inliner(manager)

@@ -223,8 +223,8 @@ def plans(head_dim: int) -> Iterator[ChunkPlan]:
     """Tiles of two warpgroups, or of one with two programs a multiprocessor, as far as shared memory holds them."""
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     if head_dim in HEAD_DIMS:
-        for (keys, stages), turns in itertools.product(((128, 2), (128, 3), (64, 6)), (0, 1)):
-            yield ChunkPlan(128, keys, processors, 8, stages, copiers=1, turns=turns)
+        for keys, stages in ((128, 2), (128, 3), (64, 6)):
+            yield ChunkPlan(128, keys, processors, 8, stages, copiers=1)
     pad = max(64, 1 << (head_dim - 1).bit_length())
     for (lines, warps, each), keys, stages in itertools.product(
         ((128, 8, 1), (64, 4, 2)), (32, 64) if pad > 128 else (64, 128), (2, 3)

@@ -54,12 +54,11 @@ def test_who_has_no_such_plan_needs_no_gluon() -> None:
     ("plan", "window", "heads", "block_size"),
     [
         (WHOLE, 0, 4, 16),
-        (replace(WHOLE, keys=128, stages=3, turns=1), 20, 4, 16),
+        (replace(WHOLE, keys=128, stages=3), 20, 4, 16),
         (replace(WHOLE, stages=4), 0, 6, 8),
         (WHOLE, 100, 4, 64),
-        (replace(WHOLE, turns=1), 0, 4, 32),
     ],
-    ids=["whole", "window", "wide heads", "large blocks", "turns"],
+    ids=["whole", "window", "wide heads", "large blocks"],
 )
 def test_chunks_and_decode_rows_together(
     monkeypatch: pytest.MonkeyPatch, plan: ChunkPlan, window: int, heads: int, block_size: int

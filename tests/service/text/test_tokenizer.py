@@ -41,7 +41,7 @@ def test_a_broken_tokenizer_is_refused_by_the_files_name(tmp_path: Path) -> None
 
 
 def test_a_tokenizer_on_which_the_library_panics_is_refused_by_the_files_name(tmp_path: Path) -> None:
-    vocab, prefix = {"a": 0, "b": 1, "ab": 2}, "##"  # which the library cuts off from what has none
+    vocab, prefix = {"a": 0, "b": 1, "ab": 2}, "##"  # the library removes it even from tokens that lack it, and panics
     model = {"type": "BPE", "vocab": vocab, "merges": [["a", "b"]], "continuing_subword_prefix": prefix}
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": model}), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"the tokenizer of .* is not readable"):

@@ -32,7 +32,6 @@ class Sizes(NamedTuple):
     KEYS: int  # tokens of a KV tile
     PIECE: int  # tokens of one copy
     STAGES: int
-    TURNS: bool  # the two groups issue a tile's products alternately
 
 
 @gluon.jit

@@ -49,7 +49,7 @@ _REGISTERS, _COPIERS_REGISTERS = gl.constexpr(REGISTERS), gl.constexpr(COPIERS_R
 def _weights_of(
     score, first, last, position, scale, top, mass, MASKED: gl.constexpr, LAYOUT: gl.constexpr, SIZES: gl.constexpr
 ):
-    """Call `softmax_step` with a tile's visible scores, [LINES, KEYS]."""
+    """Return `softmax_step` of a tile's visible scores, [LINES, KEYS]."""
     if MASKED:
         token = first + gl.arange(0, SIZES.KEYS, gl.SliceLayout(0, LAYOUT))
         seen = (token[None, :] <= position[:, None]) & (token < last)[None, :]
@@ -82,27 +82,21 @@ def _clear_behind(value_ring, stage, left, SIZES: gl.constexpr):
 
 @gluon.jit
 def _fold_tiles(
-    query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, order, done, begin, end, last,
+    query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, done, begin, end, last,
     position, scale, top, mass, acc, GROUP_OF: gl.constexpr, MASKED: gl.constexpr, SCORES: gl.constexpr,
     SUMS: gl.constexpr, SIZES: gl.constexpr,
 ):  # fmt: skip
     """Fold tokens `begin` to `end` into the online softmax. done: tiles so far, which give a ring's stage and phase.
-    MASKED: lines see different tokens, and none from `last` on. TURNS: the two groups issue a tile's products
-    alternately, so that one's softmax overlaps the other's products.
+    MASKED: lines see different tokens, and none from `last` on.
     """
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     KEYS: gl.constexpr = SIZES.KEYS
     STAGES: gl.constexpr = SIZES.STAGES
-    TURNS: gl.constexpr = SIZES.TURNS
     if begin < end:
         nothing = gl.zeros([_LINES, KEYS], gl.float32, SCORES)
         stage, phase = done % STAGES, done // STAGES & 1
         mbarrier.wait(keys_ready.index(stage), phase)
-        if TURNS:  # the first group's first turn is not signaled
-            mbarrier.wait(order.index(GROUP_OF), done & 1 ^ (1 - GROUP_OF))
         coming = warpgroup_mma(query, key_ring.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
-        if TURNS:
-            mbarrier.arrive(order.index(1 - GROUP_OF), count=1)
         score = warpgroup_mma_wait(0, deps=[coming])
         mbarrier.arrive(keys_free.index(stage), count=1)
         weight, kept, top, mass = _weights_of(score, begin, last, position, scale, top, mass, MASKED, SCORES, SIZES)
@@ -114,14 +108,10 @@ def _fold_tiles(
             done += 1
             stage, phase = done % STAGES, done // STAGES & 1
             mbarrier.wait(keys_ready.index(stage), phase)
-            if TURNS:
-                mbarrier.wait(order.index(GROUP_OF), done & 1 ^ (1 - GROUP_OF))
             coming = warpgroup_mma(query, key_ring.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
             if MASKED:
                 _clear_behind(value_ring, before, last - (first - KEYS), SIZES)
             adding = warpgroup_mma(operand, value_ring.index(before), acc, is_async=True)
-            if TURNS:
-                mbarrier.arrive(order.index(1 - GROUP_OF), count=1)
             score = warpgroup_mma_wait(1, deps=[coming])
             mbarrier.arrive(keys_free.index(stage), count=1)
             weight, kept, top, mass = _weights_of(score, first, last, position, scale, top, mass, MASKED, SCORES, SIZES)
@@ -142,7 +132,7 @@ def _fold_tiles(
 
 @gluon.jit
 def _computing_group(
-    q, query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, order, seq_lens, query_start_loc,
+    q, query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, seq_lens, query_start_loc,
     items, total, out, scale, GROUP_OF: gl.constexpr, SIZES: gl.constexpr,
 ):  # fmt: skip
     """Process the group's lines of items in order. GROUP_OF: 0 or 1, the group's index."""
@@ -180,7 +170,7 @@ def _computing_group(
         for part in gl.static_range(3):
             if WINDOW > 0 or part > 0:
                 done, top, mass, acc = _fold_tiles(
-                    query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, order, done,
+                    query, key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, done,
                     edges[part], edges[part + 1], last, position, scale, top, mass, acc, GROUP_OF, part != 1, SCORES,
                     SUMS, SIZES,
                 )  # fmt: skip
@@ -207,11 +197,6 @@ def groups_kernel(
     values_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], MARK)
     keys_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], MARK)
     values_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], MARK)
-    order = keys_ready
-    if SIZES.TURNS:  # an unused barrier's memory gets other data: see `gemm/chains_hopper.py`
-        order = gl.allocate_shared_memory(gl.int64, [2, 1], MARK)
-        mbarrier.init(order.index(0), count=1)
-        mbarrier.init(order.index(1), count=1)
     for stage in gl.static_range(STAGES):
         mbarrier.init(keys_ready.index(stage), count=1)
         mbarrier.init(values_ready.index(stage), count=1)
@@ -223,14 +208,14 @@ def groups_kernel(
             (
                 _computing_group,
                 (
-                    q, queries.index(0), key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, order,
+                    q, queries.index(0), key_ring, value_ring, keys_ready, values_ready, keys_free, values_free,
                     seq_lens, query_start_loc, items, total, out, scale, 0, SIZES,
                 ),
             ),
             (
                 _computing_group,
                 (
-                    q, queries.index(1), key_ring, value_ring, keys_ready, values_ready, keys_free, values_free, order,
+                    q, queries.index(1), key_ring, value_ring, keys_ready, values_ready, keys_free, values_free,
                     seq_lens, query_start_loc, items, total, out, scale, 1, SIZES,
                 ),
             ),
@@ -271,7 +256,7 @@ def attend_in_groups(
     piece = piece_of(plan.keys, block_size)
     sizes = Sizes(
         q_heads, kv_heads, head_dim, block_size, window, plan.tokens(q_heads // kv_heads), plan.keys, piece,
-        plan.stages, plan.turns > 0,
+        plan.stages,
     )  # fmt: skip
     groups_kernel[grid](
         q,

@@ -26,8 +26,7 @@ _HALVES: Final = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 class ChunkPlan:
     """A split of prefill attention. lines: of a program's tile: pairs of a query token and a query head of one KV head.
     keys: tokens of a KV tile. programs: that process the items. stages: KV tiles in flight. copiers: producer warps of
-    a program beside the computing ones (`attention/prefill_hopper.py`); 0: each warp loads its data. turns: 1: with
-    copiers, the two computing groups alternate their products.
+    a program beside the computing ones (`attention/prefill_hopper.py`); 0: each warp loads its data.
     """
 
     lines: int
@@ -36,7 +35,6 @@ class ChunkPlan:
     warps: int
     stages: int
     copiers: int = 0
-    turns: int = 0
 
     def tokens(self, group: int) -> int:
         """Return the query tokens of a tile. group: query heads of a KV head, at most `lines`."""

@@ -169,9 +169,9 @@ def chains_kernel(
         rings = rings + (made,)  # noqa: RUF005
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], MARK)
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], MARK)
-    order = ready
-    # Only where it is used: the compiler gives the memory of an unused barrier to other data, which a barrier's memory
-    # does not keep when another process gets the GPU in between.
+    order = ready  # stands for a barrier that is not used
+    # Triton gives the memory of a barrier that nothing waits for to other data, and these are lost when another process
+    # gets the GPU in between: such a barrier is not made.
     if SIZES.SPLIT or SIZES.PACED:
         order = gl.allocate_shared_memory(gl.int64, [2, 1], MARK)
         mbarrier.init(order.index(0), count=1)

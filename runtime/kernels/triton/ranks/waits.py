@@ -70,8 +70,8 @@ def store_for_host(pointer, value):
 
 @triton.jit
 def tried(tries, begun, dead, wait_words, step, peer):
-    """Count a try of a wait and now and then check the wait against its limit and the abort word. Returns the tries,
-    the time at which the wait began, and 1 if it is given up."""
+    """Count a poll; each _TRIES_AT_ONCE polls check the wait's limit and the abort word. Returns the polls, the time at
+    which the wait began, and 1 if it is given up."""
     tries += 1
     if tries % _TRIES_AT_ONCE == 0:
         now = device_ns()
