@@ -132,7 +132,7 @@ def draw_kernel(
         slot = tl.load(rows.slots + row).to(tl.int64)
         kind = tl.load(buffers.kinds + row).to(tl.int32)
         edited = FULL & ((kind & EDITED) != 0)
-        source, peak, usable = source_of_row(rows, row, edited, buffers, SIZES)
+        source, peaks, peak, usable = source_of_row(rows, row, edited, buffers, SIZES)
         source -= FIRST
         if usable:
             temperature = temperature_of(slot, state.parameters)
@@ -150,9 +150,6 @@ def draw_kernel(
                 soonest = soonest_of_row(amount_low, slot, state.parameters, VOCAB)
             log2_scale = tl.minimum(1.0 / temperature * LOG2_E, 3e38)
             worst = -tl.log(soonest)  # later arrivals do not count
-            peaks = buffers.partial_max + row * TILES
-            if edited:
-                peaks = buffers.edited_max + row * TILES
             for tile in range(first, end):
                 highest = tl.full([], float("-inf"), tl.float32)
                 chosen = tl.full([], NO_TOKEN, tl.int32)

@@ -175,11 +175,13 @@ def of_tiles(values, row, other, TILES: tl.constexpr, TILES_PAD: tl.constexpr):
 
 @triton.jit
 def source_of_row(rows, row, edited, buffers, SIZES: tl.constexpr):
-    """Return the pointer to a row's logits, edited or raw, their maximum, and whether a token can be drawn."""
+    """Return the pointers to a row's logits, edited or raw, and to their tiles' maxima, their maximum, and whether a
+    token can be drawn.
+    """
     raw_peak = tl.max(of_tiles(buffers.partial_max, row, float("-inf"), SIZES.TILES, SIZES.TILES_PAD), 0)
-    source = logits_of_row(rows, row)
-    peak = raw_peak
+    source, peaks, peak = logits_of_row(rows, row), buffers.partial_max + row * SIZES.TILES, raw_peak
     if edited:
         source = buffers.edited_logits + row * SIZES.VOCAB
+        peaks = buffers.edited_max + row * SIZES.TILES
         peak = tl.max(of_tiles(buffers.edited_max, row, float("-inf"), SIZES.TILES, SIZES.TILES_PAD), 0)
-    return source, peak, (raw_peak < float("inf")) & (tl.abs(peak) < float("inf"))
+    return source, peaks, peak, (raw_peak < float("inf")) & (tl.abs(peak) < float("inf"))

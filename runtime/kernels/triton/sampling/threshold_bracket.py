@@ -75,10 +75,7 @@ def guess_kernel(rows, count, parameters, buffers, SIZES: tl.constexpr):
     if first < end:
         slot = tl.load(rows.slots + row).to(tl.int64)
         edited = (tl.load(buffers.kinds + row).to(tl.int32) & EDITED) != 0
-        source, peak, usable = source_of_row(rows, row, edited, buffers, SIZES)
-        peaks = buffers.partial_max + row * SIZES.TILES
-        if edited:
-            peaks = buffers.edited_max + row * SIZES.TILES
+        source, peaks, peak, usable = source_of_row(rows, row, edited, buffers, SIZES)
         if usable:
             counts = has_top_k(slot, parameters, SIZES.VOCAB)
             temperature = temperature_of(slot, parameters)
@@ -126,7 +123,7 @@ def _guess(buffers, peaks, row, slot, peak, parameters, SIZES: tl.constexpr):
     inside = g < SIZES.SAMPLES
     parts = tl.load(buffers.guesses + (row * SIZES.SAMPLES + g) * _RUNGS + s[None, :], mask=inside, other=0.0)
     t = tl.arange(0, SIZES.TILES_PAD)[:, None]
-    x = tl.load(peaks + row * SIZES.TILES + t, mask=t < SIZES.TILES, other=float("-inf"))
+    x = tl.load(peaks + t, mask=t < SIZES.TILES, other=float("-inf"))
     counts = has_top_k(slot, parameters, SIZES.VOCAB)
     distance, weight = _rough(x, peak, temperature_of(slot, parameters), counts)
     up_to = (distance <= rungs[None, :]) | (s[None, :] == _RUNGS - 1)
@@ -165,7 +162,7 @@ def bracket_kernel(rows, count, parameters, buffers, AGAIN: tl.constexpr, THREAD
     if first < end:
         slot = tl.load(rows.slots + row).to(tl.int64)
         edited = (tl.load(buffers.kinds + row).to(tl.int32) & EDITED) != 0
-        source, peak, usable = source_of_row(rows, row, edited, buffers, SIZES)
+        source, peaks, peak, usable = source_of_row(rows, row, edited, buffers, SIZES)
         line = row * _ROUNDS + AGAIN
         s = tl.arange(0, _SPOTS)
         by_count = has_top_k(slot, parameters, SIZES.VOCAB)
@@ -180,9 +177,6 @@ def bracket_kernel(rows, count, parameters, buffers, AGAIN: tl.constexpr, THREAD
                 high = tl.where(high > _MASSLESS, tl.minimum(high, 2.0 * low + 1.0), high)
                 center = low
             else:
-                peaks = buffers.partial_max
-                if edited:
-                    peaks = buffers.edited_max
                 center, low, high = _guess(buffers, peaks, row, slot, peak, parameters, SIZES)
             if first < end:
                 last_key = tl.where(by_count, WORST_KEY, _MASSLESS_KEY)
