@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from runahead.runtime.kernels.layers import Attention, RopeTable
+from runahead.runtime.kernels.triton.attention.block_table import kv_slots
 from runahead.runtime.kernels.triton.attention.kv_dtype import as_kept, head_scales
 from runahead.runtime.kernels.triton.attention.query_tokens import (
     LOG2_E,
@@ -191,8 +192,7 @@ def _decode_kernel(
                 in_tile = in_tile & (cached >= old_len + 1 - SHAPE.WINDOW)
             if SHAPE.SINCE > 0:
                 in_tile = in_tile & (cached >= SHAPE.SINCE)
-            block = tl.load(table + cached // SHAPE.BLOCK_SIZE, mask=in_tile, other=0).to(tl.int64)
-            cell = (block * SHAPE.BLOCK_SIZE + cached % SHAPE.BLOCK_SIZE) * KV_HEADS + kv_head
+            cell = kv_slots(table, cached, in_tile, SHAPE.BLOCK_SIZE) * KV_HEADS + kv_head
             cell = cell[:, None] * HEAD_DIM + d[None, :]
             there = in_tile[:, None] & in_dim[None, :]
             k, v = tl.load(keys + cell, mask=there, other=0.0), tl.load(values + cell, mask=there, other=0.0)

@@ -18,6 +18,7 @@ import triton.language as tl
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch, KVCache
 from runahead.runtime.kernels.layers import Attention, AttentionShape, RopeTable
+from runahead.runtime.kernels.triton.attention.block_table import kv_slots
 from runahead.runtime.kernels.triton.attention.kv_dtype import head_scales
 from runahead.runtime.kernels.triton.attention.prefill import prefill_attention
 from runahead.runtime.kernels.triton.attention.prefill_schedule import (
@@ -77,10 +78,8 @@ def _chunk_kernel(
     for first in range(begin, end, TILE_TOKENS):
         token = first + t
         ok = token < end
-        block = tl.load(block_tables + row.to(tl.int64) * table_stride + token // BLOCK_SIZE, mask=ok, other=0)
-        at = (
-            (block.to(tl.int64) * BLOCK_SIZE + token % BLOCK_SIZE) * KV_HEADS + head // (Q_HEADS // KV_HEADS)
-        ) * HEAD_DIM
+        slot = kv_slots(block_tables + row.to(tl.int64) * table_stride, token, ok, BLOCK_SIZE)
+        at = (slot * KV_HEADS + head // (Q_HEADS // KV_HEADS)) * HEAD_DIM
         kv_ok = ok[:, None] & in_dim[None, :]
         key = tl.load(keys + at[:, None] + d[None, :], mask=kv_ok, other=0.0)
         value = tl.load(values + at[:, None] + d[None, :], mask=kv_ok, other=0.0)

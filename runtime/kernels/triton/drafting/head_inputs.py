@@ -18,6 +18,7 @@ import triton.language as tl
 
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.layers import Fuse, Norm
+from runahead.runtime.kernels.triton.attention.block_table import kv_slots
 from runahead.runtime.kernels.triton.attention.prefill_schedule import rows_scanned
 
 NOWHERE: Final = -1  # instead of a KV slot: no previous hidden state
@@ -80,9 +81,7 @@ def _join_kernel(
         table_row = row.to(tl.int64)
         if BY_TOKEN:
             table_row = token
-        block_at = batch.block_tables + table_row * table_stride + last // BLOCK_SIZE
-        block = tl.load(block_at, mask=elsewhere, other=0)
-        index = block.to(tl.int64) * BLOCK_SIZE + last % BLOCK_SIZE
+        index = kv_slots(batch.block_tables + table_row * table_stride, last, elsewhere, BLOCK_SIZE)
         in_batch = tl.load(hidden + (token - 1) * HIDDEN + i, mask=inside & beside, other=0.0)
         in_block = tl.load(kept + index * HIDDEN + i, mask=inside & elsewhere, other=0.0)
         state = tl.where(beside, in_batch, in_block)

@@ -18,11 +18,11 @@ import triton.language as tl
 from runahead.runtime.drafters.ngram import NO_DRAFT
 from runahead.runtime.kernels.forward_batch import ForwardBatch
 from runahead.runtime.kernels.row_state import RowState
+from runahead.runtime.kernels.triton.attention.block_table import copy_blocks, kv_slots
 from runahead.runtime.kernels.triton.drafting.head_inputs import NOWHERE
 from runahead.runtime.kernels.triton.row_state.drafts import DraftState
 from runahead.runtime.kernels.triton.row_state.record import int_of, long_of, offset_of
 
-_TABLE_TILE = tl.constexpr(256)
 _MAX_POSITION = offset_of("max_position")
 _MASK_EPOCH = offset_of("mask_epoch")
 _NO_DRAFT = tl.constexpr(NO_DRAFT)
@@ -102,6 +102,7 @@ def _step_kernel(
         room = tl.where(is_held | (slot >= KEPT), 0, tl.minimum(room, tl.load(drafts.guesses)))
         writes = (has_grammar == 0) & (is_held == 0)
     room = tl.where((length > 0) & (has_grammar == 0), tl.maximum(room, 0), 0)
+    line = state.block_table + slot * TABLE
     if chosen is None:
         token = tl.load(state.last_token + slot)
         n = tl.arange(0, DRAFTS_PAD)
@@ -109,22 +110,18 @@ def _step_kernel(
         tl.store(drafts.proposed + slot * DRAFTS + n, none, mask=(n < DRAFTS) & writes)
         tl.store(drafts.drafted + slot, room, mask=writes)
         last = tl.maximum(length - 2, 0)
-        block = tl.load(state.block_table + slot * TABLE + last // BLOCK_SIZE, mask=(room > 0) & (length > 1), other=0)
-        index = block.to(tl.int64) * BLOCK_SIZE + last % BLOCK_SIZE
+        index = kv_slots(line, last, (room > 0) & (length > 1), BLOCK_SIZE)
         tl.store(out.before + row, tl.where((room > 0) & (length > 1), index, _NOWHERE))
-        for first in range(0, tl.where(room > 0, (length + room - 2) // BLOCK_SIZE + 1, 0), _TABLE_TILE):
-            j = first + tl.arange(0, _TABLE_TILE)
-            blocks = tl.load(state.block_table + slot * TABLE + j, mask=j < MAX_BLOCKS, other=0)
-            tl.store(out.block_tables + row.to(tl.int64) * MAX_BLOCKS + j, blocks, mask=j < MAX_BLOCKS)
+        covered = tl.where(room > 0, (length + room - 2) // BLOCK_SIZE + 1, 0)
+        copy_blocks(line, out.block_tables + row.to(tl.int64) * MAX_BLOCKS, covered, MAX_BLOCKS)
     else:
         token = tl.load(chosen + row).to(tl.int32)
         tl.store(drafts.proposed + slot * DRAFTS + ahead - 1, token, mask=ahead <= room)
     going = ahead < room
     position = tl.maximum(length - 1 + ahead, 0)
-    block = tl.load(state.block_table + slot * TABLE + position // BLOCK_SIZE, mask=going, other=0)
+    mapping = kv_slots(line, position, going, BLOCK_SIZE)
     tl.store(out.token_ids + row, tl.minimum(tl.maximum(token, 0), VOCAB - 1).to(tl.int64))
     tl.store(out.positions + row, tl.where(going, position, 0).to(tl.int64))
-    mapping = block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
     tl.store(out.slot_mapping + row, tl.where(going, mapping, 0))
     tl.store(out.seq_lens + row, tl.where(going, position + 1, 0))
     tl.store(out.next_position + slot, length + ahead)

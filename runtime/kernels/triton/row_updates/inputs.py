@@ -11,11 +11,11 @@ import torch
 import triton
 import triton.language as tl
 
+from runahead.runtime.kernels.triton.attention.block_table import copy_blocks, kv_slots
 from runahead.runtime.kernels.triton.row_state.state_slots import snapshot_slots
 from runahead.runtime.kernels.triton.row_updates.apply_plan import NO_CHUNK
 
 TOKEN_TILE: Final = 128
-_TABLE_TILE = tl.constexpr(256)
 _NO_CHUNK = tl.constexpr(NO_CHUNK)
 
 
@@ -95,18 +95,14 @@ def queries_kernel(
     if history is not None:
         tl.store(history + slot * SIZES.CONTEXT + position, token, mask=inside & is_chunk & is_alive)
     token = tl.minimum(tl.maximum(token, 0), SIZES.VOCAB - 1)
-    block = tl.load(
-        state.block_table + slot * SIZES.TABLE + position // SIZES.BLOCK_SIZE, mask=inside & is_alive, other=0
-    )
+    line = state.block_table + slot * SIZES.TABLE
+    mapping = kv_slots(line, position, inside & is_alive, SIZES.BLOCK_SIZE)
     tl.store(out.token_ids + start + i, token.to(tl.int64), mask=inside)
     tl.store(out.positions + start + i, position.to(tl.int64), mask=inside)
-    mapping = block.to(tl.int64) * SIZES.BLOCK_SIZE + position % SIZES.BLOCK_SIZE
     tl.store(out.slot_mapping + start + i, mapping, mask=inside)
     if tl.program_id(1) == 0:
         tl.store(out.seq_lens + row, length)
         snapshot_slots(row, slot, length - count, length, state, states, SIZES)
         tl.store(out.last_query + row, tl.maximum(start + count - 1, 0).to(tl.int64))
-        for first in range(0, (length + SIZES.BLOCK_SIZE - 1) // SIZES.BLOCK_SIZE, _TABLE_TILE):
-            j = first + tl.arange(0, _TABLE_TILE)
-            blocks = tl.load(state.block_table + slot * SIZES.TABLE + j, mask=j < SIZES.TABLE, other=0)
-            tl.store(out.block_tables + row.to(tl.int64) * SIZES.TABLE + j, blocks, mask=j < SIZES.TABLE)
+        covered = (length + SIZES.BLOCK_SIZE - 1) // SIZES.BLOCK_SIZE
+        copy_blocks(line, out.block_tables + row.to(tl.int64) * SIZES.TABLE, covered, SIZES.TABLE)

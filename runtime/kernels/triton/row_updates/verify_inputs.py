@@ -8,9 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from runahead.runtime.kernels.triton.attention.block_table import copy_blocks, kv_slots
 from runahead.runtime.kernels.triton.row_state.state_slots import snapshot_slots
-
-_TABLE_TILE = tl.constexpr(256)
 
 
 @triton.jit(do_not_specialize=["num_rows", "width"])
@@ -48,11 +47,9 @@ def verify_inputs_kernel(row_slots, state, drafts, held, states, num_rows, width
         token = tl.where(n == 0, tl.load(state.last_token + slot), token)
         token = tl.minimum(tl.maximum(token, 0), SIZES.VOCAB - 1)
         position = tl.maximum(length - 1 + n, 0)
-        known = there & is_alive
-        block = tl.load(state.block_table + slot * SIZES.TABLE + position // SIZES.BLOCK_SIZE, mask=known, other=0)
+        mapping = kv_slots(state.block_table + slot * SIZES.TABLE, position, there & is_alive, SIZES.BLOCK_SIZE)
         tl.store(drafts.token_ids + line, token.to(tl.int64), mask=there)
         tl.store(drafts.positions + line, position.to(tl.int64), mask=there)
-        mapping = block.to(tl.int64) * SIZES.BLOCK_SIZE + position % SIZES.BLOCK_SIZE
         tl.store(drafts.slot_mapping + line, mapping, mask=there)
         tl.store(drafts.token_lens + line, tl.where(is_alive, length + n, 0), mask=there)
         if held is not None:
@@ -81,7 +78,5 @@ def verify_inputs_kernel(row_slots, state, drafts, held, states, num_rows, width
     copied = own & (number < count)
     target = start + number
     covered = (length + number + SIZES.BLOCK_SIZE - 1) // SIZES.BLOCK_SIZE
-    for first in range(0, tl.where(copied, covered, 0), _TABLE_TILE):
-        i = first + tl.arange(0, _TABLE_TILE)
-        blocks = tl.load(state.block_table + slot * SIZES.TABLE + i, mask=i < SIZES.BLOCKS, other=0)
-        tl.store(drafts.block_tables + target.to(tl.int64) * SIZES.BLOCKS + i, blocks, mask=i < SIZES.BLOCKS)
+    to = drafts.block_tables + target.to(tl.int64) * SIZES.BLOCKS
+    copy_blocks(state.block_table + slot * SIZES.TABLE, to, tl.where(copied, covered, 0), SIZES.BLOCKS)
