@@ -22,53 +22,6 @@ from runahead.runtime.kernels.triton.attention.query_tokens import LOG2_E, softm
 from runahead.runtime.kernels.triton.ops.softcap import bounded
 
 
-@triton.jit
-def _fold_tiles(
-    query, keys, values, table, begin, end, last, position, scale, top, mass, acc, ROW_STRIDE: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, KEYS: tl.constexpr, DIM_PAD: tl.constexpr,
-    STAGES: tl.constexpr, MASKED: tl.constexpr, CAP: tl.constexpr,
-):  # fmt: skip
-    """Fold tokens `begin` to `end` into the online softmax. keys, values: of the KV head. MASKED: lines see different
-    tokens, and none from `last` on.
-    """
-    d = tl.arange(0, DIM_PAD)
-    t = tl.arange(0, KEYS)
-    # Look up blocks one tile ahead, so that loads of keys and values can be issued early.
-    block = tl.load(table + (begin + t) // BLOCK_SIZE, mask=begin + t < last, other=0)
-    for first in tl.range(begin, end, KEYS, num_stages=STAGES):
-        token = first + t
-        at = (block.to(tl.int64) * BLOCK_SIZE + token % BLOCK_SIZE) * ROW_STRIDE
-        at = at[:, None] + d[None, :]
-        block = tl.load(table + (token + KEYS) // BLOCK_SIZE, mask=token + KEYS < last, other=0)
-        if MASKED:
-            ok = (token < last)[:, None] & (d < HEAD_DIM)[None, :]
-            key = tl.load(keys + at, mask=ok, other=0.0)
-            value = tl.load(values + at, mask=ok, other=0.0)
-        elif HEAD_DIM < DIM_PAD:
-            key = tl.load(keys + at, mask=(d < HEAD_DIM)[None, :], other=0.0)
-            value = tl.load(values + at, mask=(d < HEAD_DIM)[None, :], other=0.0)
-        else:
-            key = tl.load(keys + at)
-            value = tl.load(values + at)
-        key, value = key.to(query.dtype), value.to(query.dtype)
-        score = tl.dot(query, tl.trans(key), input_precision="ieee")
-        if CAP > 0.0:
-            score = bounded(score * scale, CAP)
-        if MASKED:
-            seen = token[None, :] <= position[:, None]
-            if WINDOW > 0:
-                seen = seen & (token[None, :] > position[:, None] - WINDOW)
-            score = tl.where(seen, score, float("-inf"))
-        # Capped scores are scaled already; others are scaled with the maximum, inside the exponent.
-        factor = 1.0
-        if CAP <= 0.0:
-            factor = scale
-        weight, kept, top, mass = softmax_step(score, factor, top, mass, MASKED)
-        acc = acc * kept[:, None]
-        acc = tl.dot(weight.to(value.dtype), value, acc, input_precision="ieee")
-    return top, mass, acc
-
-
 @triton.jit(do_not_specialize=["table_stride"])
 def _lines_kernel(
     q, keys, values, kv_scales, block_tables, seq_lens, query_start_loc, items, total, out, scale,
@@ -80,6 +33,7 @@ def _lines_kernel(
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     ROW_STRIDE: tl.constexpr = KV_HEADS * HEAD_DIM
     d = tl.arange(0, DIM_PAD)
+    t = tl.arange(0, KEYS)
     all_items = tl.load(total) * KV_HEADS
     programs = tl.num_programs(0)
     for turn in range(0, (all_items + programs - 1) // programs):
@@ -103,12 +57,39 @@ def _lines_kernel(
         table = block_tables + row.to(tl.int64) * table_stride
         of_keys, of_values = keys + kv_head * HEAD_DIM, values + kv_head * HEAD_DIM
         edges = (begin, whole_begin, whole_end, end)
-        for part in tl.static_range(3):
-            if WINDOW > 0 or part > 0:
-                top, mass, acc = _fold_tiles(
-                    query, of_keys, of_values, table, edges[part], edges[part + 1], last, position, key_factor, top,
-                    mass, acc, ROW_STRIDE, HEAD_DIM, BLOCK_SIZE, WINDOW, KEYS, DIM_PAD, STAGES, part != 1, CAP,
-                )  # fmt: skip
+        for part in tl.static_range(0 if WINDOW > 0 else 1, 3):  # every line sees all tokens of part 1
+            # Look up blocks one tile ahead, so that loads of keys and values can be issued early.
+            begin, end = edges[part], edges[part + 1]
+            block = tl.load(table + (begin + t) // BLOCK_SIZE, mask=begin + t < last, other=0)
+            for first in tl.range(begin, end, KEYS, num_stages=STAGES):
+                token = first + t
+                at = (block.to(tl.int64) * BLOCK_SIZE + token % BLOCK_SIZE) * ROW_STRIDE
+                at = at[:, None] + d[None, :]
+                block = tl.load(table + (token + KEYS) // BLOCK_SIZE, mask=token + KEYS < last, other=0)
+                if part != 1:
+                    known = (token < last)[:, None] & (d < HEAD_DIM)[None, :]
+                    key = tl.load(of_keys + at, mask=known, other=0.0)
+                    value = tl.load(of_values + at, mask=known, other=0.0)
+                elif HEAD_DIM < DIM_PAD:
+                    key = tl.load(of_keys + at, mask=(d < HEAD_DIM)[None, :], other=0.0)
+                    value = tl.load(of_values + at, mask=(d < HEAD_DIM)[None, :], other=0.0)
+                else:
+                    key = tl.load(of_keys + at)
+                    value = tl.load(of_values + at)
+                key, value = key.to(query.dtype), value.to(query.dtype)
+                score = tl.dot(query, tl.trans(key), input_precision="ieee")
+                # Capped scores are scaled here; others are scaled with the maximum, inside the exponent.
+                if CAP > 0.0:
+                    score = bounded(score * key_factor, CAP)
+                if part != 1:
+                    seen = token[None, :] <= position[:, None]
+                    if WINDOW > 0:
+                        seen = seen & (token[None, :] > position[:, None] - WINDOW)
+                    score = tl.where(seen, score, float("-inf"))
+                factor = 1.0 if CAP > 0.0 else key_factor
+                weight, kept, top, mass = softmax_step(score, factor, top, mass, part != 1)
+                acc = acc * kept[:, None]
+                acc = tl.dot(weight.to(value.dtype), value, acc, input_precision="ieee")
         result = acc / tl.where(mass == 0.0, 1.0, mass)[:, None] * value_scale
         tl.store(out + q_at, result.to(out.dtype.element_ty), mask=token_ok)
 
