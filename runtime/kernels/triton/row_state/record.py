@@ -26,7 +26,6 @@ class RowSizes(NamedTuple):
     STATUS_WORDS: int
     RING_ROWS: int
     CELLS: int  # of a row in a result slot
-    PROMPT_TOKENS: int  # of a result slot
     MAX_TOP: int
     TOP_PAD: int
     VOCAB: int

@@ -14,8 +14,7 @@ import triton
 import triton.language as tl
 
 from runahead.cuda_graphs import rings
-from runahead.runtime.kernels.triton.row_state.record import RowSizes, int_of, offset_of
-from runahead.runtime.kernels.triton.sampling.logprobs import LogprobBuffers
+from runahead.runtime.kernels.triton.row_state.record import int_of, offset_of
 from runahead.runtime.kernels.triton.sampling.parameters import has_grammar
 
 _MIN_POSITION = offset_of("min_position")
@@ -44,22 +43,6 @@ class ResultRing(NamedTuple):
     prompt_top_logprobs: torch.Tensor  # float32 [slots, prompt_tokens, max_top]
     drafted: torch.Tensor  # int8 [slots, rows]
     status: torch.Tensor  # int32 [slots, STATUS_WORDS]
-
-
-@triton.jit
-def store_logprobs(row, at, wanted, found, top_stride, ring, SIZES: tl.constexpr):
-    """Store a row's log-probability and its top `wanted` entries to entry `at` of the ring. found, ring: pointers to
-    the log-probability, the top ids and the top log-probabilities.
-    """
-    logprob, top_ids, top_logprobs = found
-    ring_logprob, ring_top_ids, ring_top_logprobs = ring
-    i = tl.arange(0, SIZES.TOP_PAD)
-    listed = i < tl.minimum(wanted, SIZES.MAX_TOP)
-    tl.store(ring_logprob + at, tl.load(logprob + row))
-    ids = tl.load(top_ids + row * top_stride + i, mask=listed, other=0)
-    tl.store(ring_top_ids + at * SIZES.MAX_TOP + i, ids, mask=listed)
-    values = tl.load(top_logprobs + row * top_stride + i, mask=listed, other=0.0)
-    tl.store(ring_top_logprobs + at * SIZES.MAX_TOP + i, values, mask=listed)
 
 
 @triton.jit(do_not_specialize=["width"])
@@ -127,12 +110,16 @@ def advance_kernel(
         brought = tl.sum(kept.to(tl.int32), 0)
         if sampled.logprob is not None:
             wanted = int_of(state.parameters, slot, _LOGPROBS)
+            i = tl.arange(0, SIZES.TOP_PAD)
+            listed = i < tl.minimum(wanted, SIZES.MAX_TOP)
             for one in range(0, tl.where(wanted >= 0, count, 0)):
                 index = row * width + one
                 to = ((number % SIZES.SLOTS) * SIZES.RING_ROWS + row) * SIZES.CELLS + one
-                found = (sampled.logprob, sampled.top_ids, sampled.top_logprobs)
-                ring = (results.logprob, results.top_ids, results.top_logprobs)
-                store_logprobs(index, to, wanted, found, top_stride, ring, SIZES)
+                tl.store(results.logprob + to, tl.load(sampled.logprob + index))
+                ids = tl.load(sampled.top_ids + index * top_stride + i, mask=listed, other=0)
+                tl.store(results.top_ids + to * SIZES.MAX_TOP + i, ids, mask=listed)
+                values = tl.load(sampled.top_logprobs + index * top_stride + i, mask=listed, other=0.0)
+                tl.store(results.top_logprobs + to * SIZES.MAX_TOP + i, values, mask=listed)
         own = int_of(state.parameters, slot, _PENALTY_SLOT).to(tl.int64)
         # A run may repeat a token.
         tl.atomic_add(penalties.counts + own * SIZES.VOCAB + token, n * 0 + 1, mask=kept & (own >= 0), sem="relaxed")
@@ -153,33 +140,3 @@ def advance_kernel(
             low = tl.where(is_held & (n == 0), _HELD, low)
         cell = (number << 32) | low.to(tl.int64)  # the shift drops the number's high half
         tl.store(results.cells + at * SIZES.CELLS + n, cell, mask=inside)
-
-
-@triton.jit
-def _prompt_logprobs_kernel(counter, indexes, asked, found, top_stride, ring, SIZES: tl.constexpr):
-    """Store a prompt token's log-probabilities in the launch's slot of the ring, if they were asked for."""
-    row = tl.program_id(0)
-    index = tl.load(indexes + row)
-    wanted = tl.load(asked + index)
-    if (wanted >= 0) & (index < SIZES.PROMPT_TOKENS):
-        at = (tl.load(counter) % SIZES.SLOTS) * SIZES.PROMPT_TOKENS + index
-        store_logprobs(row, at, wanted, found, top_stride, ring, SIZES)
-
-
-def write_prompt_logprobs(
-    counter: torch.Tensor, indexes: torch.Tensor, asked: torch.Tensor, found: LogprobBuffers, results: ResultRing,
-    sizes: RowSizes,
-) -> None:  # fmt: skip
-    """Write log-probabilities of the query tokens `indexes`, int32 [n], into the running launch's result slot. asked:
-    int32 [T] by query token; a negative one is skipped.
-    """
-    _prompt_logprobs_kernel[(indexes.shape[0],)](
-        counter,
-        indexes,
-        asked,
-        (found.logprob, found.top_ids, found.top_logprobs),
-        found.top_ids.stride(0),
-        (results.prompt_logprob, results.prompt_top_ids, results.prompt_top_logprobs),
-        SIZES=sizes,
-        num_warps=1,
-    )

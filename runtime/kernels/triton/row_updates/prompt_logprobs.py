@@ -20,10 +20,11 @@ import triton.language as tl
 from runahead.runtime.kernels.row_state import RowState
 from runahead.runtime.kernels.triton.row_state.record import RowSizes, int_of, offset_of
 from runahead.runtime.kernels.triton.row_updates.apply_plan import NO_CHUNK, RowList
-from runahead.runtime.kernels.triton.row_updates.commit import ResultRing, write_prompt_logprobs
+from runahead.runtime.kernels.triton.row_updates.commit import ResultRing
 from runahead.runtime.kernels.triton.sampling.draw import scan
 from runahead.runtime.kernels.triton.sampling.logprobs import (
     LogprobBuffers,
+    PromptRing,
     enqueue_logprobs,
     make_logprob_buffers,
 )
@@ -129,7 +130,6 @@ def leave_prompt_logprobs(
     logits_of: Callable[[torch.Tensor], torch.Tensor],
     buffers: PromptBuffers,
     results: ResultRing,
-    sizes: RowSizes,
 ) -> None:
     """Write log-probabilities of the query tokens of `find_targets` into the running launch's result ring.
 
@@ -138,6 +138,7 @@ def leave_prompt_logprobs(
     (`finite_kernel`).
     """
     tokens = hidden.shape[0]
+    ring = PromptRing(counter, results.prompt_logprob, results.prompt_top_ids, results.prompt_top_logprobs)
     for first in range(0, tokens, _TILE):
         tile = hidden[first : first + _TILE]
         if tile.shape[0] < _TILE:  # a constant number of rows, because a product's bits may depend on it
@@ -151,5 +152,4 @@ def leave_prompt_logprobs(
         rows = LogitRows(buffers.logits, buffers.logits.stride(0), buffers.indexes[:_TILE], indexes)
         scan(rows, buffers.wanted, peaks, buffers.partial_arg, sampled_vocab=buffers.sampled_vocab)
         wanted, target = buffers.wanted[first : first + _TILE], buffers.target[first : first + _TILE]
-        enqueue_logprobs(rows, wanted, buffers.asked, peaks, target, buffers.found)
-        write_prompt_logprobs(counter, indexes, buffers.asked, buffers.found, results, sizes)
+        enqueue_logprobs(rows, wanted, buffers.asked, peaks, target, buffers.found, ring)

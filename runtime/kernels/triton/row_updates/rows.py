@@ -118,7 +118,6 @@ class DeviceRows:
             STATUS_WORDS=results.status.shape[1],
             RING_ROWS=results.cells.shape[1],
             CELLS=results.cells.shape[2],
-            PROMPT_TOKENS=results.prompt_logprob.shape[1],
             MAX_TOP=results.top_ids.shape[3],
             TOP_PAD=padded(results.top_ids.shape[3]),
             VOCAB=self._vocab_size,
@@ -331,7 +330,7 @@ class DeviceRows:
         find_targets(
             batch.num_rows, batch.num_tokens, self.counter, self._bulk, self.rows, self.state, buffers, self.sizes
         )
-        leave_prompt_logprobs(self.counter, hidden, logits_of, buffers, self._results, self.sizes)
+        leave_prompt_logprobs(self.counter, hidden, logits_of, buffers, self._results)
 
     # ------------------------------------------------------------ beside the chain
 

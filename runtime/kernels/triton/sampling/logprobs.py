@@ -50,6 +50,15 @@ def make_logprob_buffers(rows: int, vocab_size: int, max_top: int, device: torch
     )
 
 
+class PromptRing(NamedTuple):
+    """Where a launch with prompts leaves log-probabilities, by query token: in its slot of the mapped result ring."""
+
+    counter: torch.Tensor  # int64 [1], the running launch
+    logprob: torch.Tensor  # float32 [slots, tokens]
+    top_ids: torch.Tensor  # int32 [slots, tokens, max_top]
+    top_logprobs: torch.Tensor  # float32 [slots, tokens, max_top]
+
+
 _NOTHING = tl.constexpr(-0x7FFFFFFFFFFFFFFF)  # below every packed logit
 
 
@@ -83,11 +92,11 @@ def _top_tile_kernel(
 
 @triton.jit
 def _top_finish_kernel(
-    rows, kinds, asked, asked_stride, partial_max, out, tokens, MAX_TOP: tl.constexpr, TOP_PAD: tl.constexpr,
-    VOCAB: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr,
+    rows, kinds, asked, asked_stride, partial_max, out, tokens, ring, MAX_TOP: tl.constexpr, TOP_PAD: tl.constexpr,
+    VOCAB: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr, SLOTS: tl.constexpr, RING_TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Compute a row's log-probabilities from its tiles; zeros for a row that did not ask and beyond the requested
-    number.
+    number. ring: instead of `out`, the results of a row that asked go there; its slot is its query token's index.
     """
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(rows.slots + row).to(tl.int64)
@@ -95,8 +104,10 @@ def _top_finish_kernel(
     values = tl.zeros([TOP_PAD], tl.float32)
     ids = tl.zeros([TOP_PAD], tl.int32)
     of_token = tl.full([], 0.0, tl.float32)
-    count = tl.minimum(tl.minimum(tl.load(asked + slot * asked_stride), MAX_TOP), VOCAB)
-    if (tl.load(kinds + row).to(tl.int32) & ASKS) != 0:
+    wanted = tl.minimum(tl.load(asked + slot * asked_stride), MAX_TOP)
+    count = tl.minimum(wanted, VOCAB)
+    asks = (tl.load(kinds + row).to(tl.int32) & ASKS) != 0
+    if asks:
         peak = tl.max(of_tiles(partial_max, row, float("-inf"), TILES, TILES_PAD), 0)
         if peak < float("inf"):
             total = tl.sum(of_tiles(out.tile_mass, row, 0, TILES, TILES_PAD), 0)
@@ -115,9 +126,16 @@ def _top_finish_kernel(
                 token = (0xFFFFFFFF - (best & 0xFFFFFFFF)).to(tl.int32)
                 values = tl.where(p == index, ((value - peak).to(tl.float64) - normalizer).to(tl.float32), values)
                 ids = tl.where(p == index, token, ids)
-    tl.store(out.top_ids + row * TOP_PAD + p, ids)
-    tl.store(out.top_logprobs + row * TOP_PAD + p, values)
-    tl.store(out.logprob + row, of_token)
+    if ring is None:
+        tl.store(out.top_ids + row * TOP_PAD + p, ids)
+        tl.store(out.top_logprobs + row * TOP_PAD + p, values)
+        tl.store(out.logprob + row, of_token)
+    else:
+        asks = asks & (slot < RING_TOKENS)
+        at = (tl.load(ring.counter) % SLOTS) * RING_TOKENS + slot
+        tl.store(ring.top_ids + at * MAX_TOP + p, ids, mask=asks & (p < wanted))
+        tl.store(ring.top_logprobs + at * MAX_TOP + p, values, mask=asks & (p < wanted))
+        tl.store(ring.logprob + at, of_token, mask=asks)
 
 
 def enqueue_logprobs(
@@ -127,11 +145,12 @@ def enqueue_logprobs(
     partial_max: torch.Tensor,
     tokens: torch.Tensor,
     out: LogprobBuffers,
+    ring: PromptRing | None = None,
 ) -> None:
     """Enqueue log-probabilities of n rows, after `scan` has written their peaks to `partial_max`, float32 [n, tiles].
 
     asked: int32 of any stride, by slot. kinds: int8 [n], with the bit `sampling.parameters.ASKS`. tokens: int64 [n] the
-    chosen ones.
+    chosen ones. ring: gets the results of prompts' query tokens, which are the slots, instead of `out`.
     """
     count, tiles = rows.slots.shape[0], partial_max.shape[1]
     sizes = {
@@ -151,4 +170,7 @@ def enqueue_logprobs(
         num_warps=4,
         enable_fp_fusion=False,
     )
-    _top_finish_kernel[(count,)](*source, tokens, **sizes, num_warps=4, enable_fp_fusion=False)
+    slots, ring_tokens = (0, 0) if ring is None else ring.logprob.shape
+    _top_finish_kernel[(count,)](
+        *source, tokens, ring, **sizes, SLOTS=slots, RING_TOKENS=ring_tokens, num_warps=4, enable_fp_fusion=False
+    )
