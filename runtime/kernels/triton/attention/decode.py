@@ -47,13 +47,19 @@ _MAX_PARTS, _RECORD = tl.constexpr(MAX_PARTS), tl.constexpr(RECORD)
 
 
 @triton.jit
-def _item(item, items, num_rows, HEADS: tl.constexpr):
+def _item(item, items, all_items, num_rows, HEADS: tl.constexpr):
     """Read an item of `attention/schedule.py`: its row, the row's length, its first token and end, the row's first sum,
-    their number, a part's tiles and the item's first sum. Past the last item the values are not initialized.
+    their number, a part's tiles and the item's first sum.
+
+    No program uses what is read past the last item, but without the selects the compiler orders the loads otherwise:
+    a step of eight rows takes 0.2 % longer with 8B and 1.1 % with 0.6B (H200, 2026-12-01).
     """
+    there = item < all_items
     at = items + tl.minimum(item // HEADS, num_rows * _MAX_PARTS - 1) * _RECORD
-    row, first, end, before, sums = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3), tl.load(at + 4)
-    return row, tl.load(at + 6), first, end, before, sums, tl.load(at + 5), tl.load(at + 7)
+    row = tl.where(there, tl.load(at), 0)
+    first = tl.where(there, tl.load(at + 1), 0)
+    end = tl.where(there, tl.load(at + 2), 0)
+    return row, tl.load(at + 6), first, end, tl.load(at + 3), tl.load(at + 4), tl.load(at + 5), tl.load(at + 7)
 
 
 class _Shape(NamedTuple):
@@ -144,7 +150,7 @@ def _decode_kernel(
     in_dim = d < HEAD_DIM
     # Items, block tables and older keys are constant during F.
     begin = tl.program_id(0)
-    row, seq_len, first_token, end, before, sums, tiles, sum_index = _item(begin, items, num_rows, KV_HEADS)
+    row, seq_len, first_token, end, before, sums, tiles, sum_index = _item(begin, items, all_items, num_rows, KV_HEADS)
     q_norm, k_norm, eps = norms
     head_norms = norm_of_head(q_norm, HEAD_DIM, DIM_PAD), norm_of_head(k_norm, HEAD_DIM, DIM_PAD), eps
     # A program without an item ends and leaves its registers to the next kernel. One program waits in any case.
@@ -224,7 +230,9 @@ def _decode_kernel(
                 )  # fmt: skip
         following = item + step
         if following < all_items:  # otherwise nothing orders the dependent kernels
-            row, seq_len, first_token, end, before, sums, tiles, sum_index = _item(following, items, num_rows, KV_HEADS)
+            row, seq_len, first_token, end, before, sums, tiles, sum_index = _item(
+                following, items, all_items, num_rows, KV_HEADS
+            )
 
 
 def decode_attention(
