@@ -85,22 +85,21 @@ def _shared_memory(size: int) -> IO[bytes]:
 
 
 class _Signals:
-    """Signals: the first drains, the second ends streams at once, the third kills. SIGHUP only drains, since a terminal
-    that closes sends several, and does nothing if ignored at the start, as under nohup.
+    """Signals: the first drains, the second ends streams at once, the third kills. SIGHUP only drains and is not
+    counted, since a terminal that closes sends several, and does nothing if ignored at the start, as under nohup.
     """
 
     def __init__(self) -> None:
         self.stop, self.hurry, self.kill = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._next = iter((self.stop, self.hurry, self.kill))
         for number in _ENDING:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         if signal.getsignal(_DRAINING) is not signal.SIG_IGN:
             asyncio.get_running_loop().add_signal_handler(_DRAINING, self.stop.set)
 
     def _on_signal(self) -> None:
-        for event in (self.stop, self.hurry, self.kill):
-            if not event.is_set():
-                event.set()
-                return
+        if (event := next(self._next, None)) is not None:
+            event.set()
 
 
 class Supervisor:

@@ -287,7 +287,8 @@ def test_hang_ups_of_a_terminal_leave_open_streams_their_grace() -> None:
     async def body(world: World, code: asyncio.Task[int]) -> None:
         world.has_open_streams, heard = True, asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, heard.set)
-        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGUSR1):  # the system sends one, and a shell another
+        # The system sends one, a shell another, and a manager of services its first SIGTERM.
+        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1):
             signal.raise_signal(number)
         await heard.wait()
         await world.draining.wait()
