@@ -22,7 +22,7 @@ from runahead.runtime.wire.engine_config import EngineConfig
 from runahead.service.engine.pulse import running_timeout
 from runahead.service.log.library_lines import LibraryLines
 from runahead.service.processes.interrupts import started
-from runahead.service.processes.socket_folder import make_socket_folder, remove_socket_folder
+from runahead.service.processes.socket_folder import SocketFolder, make_socket_folder
 from runahead.service.settings.settings import FrontEndSettings
 
 _CHILDREN: Final = Path("/proc/thread-self/children")
@@ -299,9 +299,10 @@ class EngineProcess(_Child):
     the detected or configured one, known when it is ready.
     """
 
-    def __init__(self, process: Process, socket: Path) -> None:
+    def __init__(self, process: Process, folder: SocketFolder) -> None:
         super().__init__(process)
-        self.socket = socket
+        self.socket = folder.socket
+        self._folder = folder
         self.device = ""
 
     @classmethod
@@ -318,13 +319,13 @@ class EngineProcess(_Child):
 
         Raises ConfigError without a folder for its socket, and EngineStartError.
         """
-        socket = make_socket_folder()
+        folder = make_socket_folder()
         try:
             process = await started(command, () if dropped_lines is None else dropped_lines[:1])
         except BaseException:
-            remove_socket_folder(socket)
+            folder.remove()
             raise
-        engine = cls(process, socket)
+        engine = cls(process, folder)
         try:
             await engine._greet({"config": config, "log": log, "dropped_lines": dropped_lines})
         except BaseException:
@@ -351,7 +352,7 @@ class EngineProcess(_Child):
         except TimeoutError:
             self.kill()
         finally:
-            remove_socket_folder(self.socket)
+            self._folder.remove()
         return await self.wait()
 
     async def _greet(self, orders: dict[str, object]) -> None:

@@ -184,7 +184,7 @@ def test_a_front_end_that_dies_is_started_again_and_harms_nobody_else_s_streams(
 
 
 def engine_folders(places: Path) -> set[str]:
-    return {path.name for path in places.iterdir() if path.name.startswith("runahead-socket-")}
+    return {path.name for path in places.iterdir() if path.name.startswith("runahead-engine-")}
 
 
 def test_a_killed_supervisor_leaves_no_process_and_no_folder(service: LocalService, places: Path) -> None:
