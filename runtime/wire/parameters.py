@@ -99,7 +99,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
 class StoppingParams(msgspec.Struct, frozen=True, array_like=True):
     """When a row ends, except by stop strings, which front ends find.
 
-    max_tokens: at least 1. min_tokens: below it end-of-sequence and stop ids cannot be sampled.
+    max_tokens: at least 1. min_tokens: below it ids that end the row cannot be sampled.
     """
 
     max_tokens: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
