@@ -71,9 +71,10 @@ async def abort(engine: SocketEngineClient, request: AbortRequest) -> AbortRespo
     prefix = engine_prefix(caller)
     ids = tuple(one if "/" in one else prefix + one for one in request.request_ids)
     result = await engine.abort(ids, request.all, reach="" if reaches_everybody else prefix)
+    names = request.request_ids or [engine_id.removeprefix(prefix) for engine_id in result.request_ids]
     return AbortResponse(
         results=[
-            AbortResult(request_id=engine_id.removeprefix(prefix), outcome=f"ABORT_OUTCOME_{outcome}")
-            for engine_id, outcome in zip(result.request_ids, result.outcomes, strict=True)
+            AbortResult(request_id=name, outcome=f"ABORT_OUTCOME_{outcome}")
+            for name, outcome in zip(names, result.outcomes, strict=True)
         ]
     )

@@ -197,6 +197,7 @@ def test_all_are_a_callers_own(service: Service) -> None:
 
 def test_with_the_right_of_control_everybodys_requests_can_be_ended(service: Service) -> None:
     streams = [open_request(service, token, "r1") for token in (ALICE, BOB, OPS)]
+    assert abort(service, OPS, "ops/r2", "r2") == [("ops/r2", NOT_FOUND), ("r2", NOT_FOUND)], "as they were sent"
     assert abort(service, OPS, "alice/r1", "r1") == [("alice/r1", ABORTED), ("r1", ABORTED)]
     assert [finish(stream) for stream in (streams[0], streams[2])] == [FinishReason.ABORTED] * 2
     assert abort(service, OPS) == [("bob/r1", ABORTED)]
