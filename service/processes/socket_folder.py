@@ -28,7 +28,7 @@ class SocketFolder:
         """Make it in `parent`. Raises OSError."""
         folder = Path(tempfile.mkdtemp(prefix=_UNLOCKED, dir=parent))  # mode 0700
         self._lock = _open(folder)
-        with suppress(OSError):  # a file system without locks, where nobody finds a folder unlocked either
+        with suppress(OSError):  # on a file system without locks every folder stays: a start cannot lock it either
             _lock(self._lock)
         self.socket = folder.rename(folder.with_name(_PREFIX + folder.name.removeprefix(_UNLOCKED))) / _SOCKET
 

@@ -129,7 +129,7 @@ def _print_times(exchange: GpuRanks, rank: int, device: torch.device, ways: str)
 def _graph_us(work: Callable[[], object]) -> float:
     """The median of several replays of a graph of many. All ranks do the same."""
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    stream.wait_stream(torch.cuda.current_stream())  # which fills what the work reads
+    stream.wait_stream(torch.cuda.current_stream())  # the inputs are filled there
     with torch.cuda.stream(stream):
         work()
     stream.synchronize()
@@ -207,7 +207,7 @@ def _differ(exchange: GpuRanks, rank: int, device: torch.device) -> list[str]:
 def _run_and_replay(work: Callable[[], None]) -> None:
     """Run it once, and REPLAYS times as a captured graph. All ranks do the same."""
     stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())  # which fills what the work reads
+    stream.wait_stream(torch.cuda.current_stream())  # the inputs are filled there
     with torch.cuda.stream(stream):
         work()
     stream.synchronize()

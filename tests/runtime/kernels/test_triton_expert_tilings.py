@@ -104,7 +104,7 @@ def check_bits(monkeypatch: pytest.MonkeyPatch, key: str, table: dict[str, Any])
     cut = products_of(product, tokens)
     monkeypatch.setattr(tuning, "_measured", dict)
     assert torch.equal(cut, products_of(product, tokens)), f"{key}: bits are others than by the default"
-    assert torch.equal(cut[:3], products_of(product, 3)[:tokens]), f"{key}: bits hang on how many tokens there are"
+    assert torch.equal(cut[:3], products_of(product, 3)[:tokens]), f"{key}: bits depend on the number of tokens"
 
 
 @pytest.mark.parametrize("which", WHICH)
