@@ -71,11 +71,10 @@ def test_a_service_that_is_killed_again_and_again_serves_at_each_next_start(
             processes = [process for module in modules for process in running(service, module)]
             assert len(processes) == len(modules)
             ends = [stack.enter_context(watched(process)) for process in processes]
-            if number < 2:
-                os.kill(processes[0], signal.SIGSTOP)  # so that the engine does not take the folder away
-            service.process.kill()
-            if number < 2:
+            if number < 2:  # so that neither takes the folder away after the other's death
+                service.process.send_signal(signal.SIGSTOP)
                 os.kill(processes[0], signal.SIGKILL)
+            service.process.kill()
             check_ended_once(calls)
             assert all(has_ended(end, END_S) for end in ends)
             service.process.wait(END_S)
